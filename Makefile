@@ -1,0 +1,49 @@
+# make reproduce   the notebooks in order; PROFILE=smoke|default|full, OUT=where
+# make smoke       the same in minutes, tiny
+# make test        the tests
+# make lint        format and lint, changing nothing
+# make clean       forget runs and caches; the environment stays (rm -r .venv for that)
+#
+# Each makes the environment first, from requirements.lock; once that is there nothing here needs the network but the model's download.
+
+PYTHON  ?= python3
+PROFILE ?= default
+OUT     ?= runs/$(PROFILE)
+PY      := .venv/bin/python
+
+# One thread a process: results do not depend on how a sum was split, and recordings run in two processes side by side
+# without fighting over the cores.
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.PHONY: reproduce smoke test lint clean
+.DEFAULT_GOAL := reproduce
+
+reproduce: .venv/installed
+	$(PY) -m wakekv reproduce --profile $(PROFILE) --out $(OUT)
+
+smoke: .venv/installed
+	$(PY) -m wakekv reproduce --profile smoke --out runs/smoke
+
+test: .venv/installed
+	$(PY) -m pytest
+
+lint: .venv/installed
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+clean:
+	rm -rf runs build .pytest_cache .ruff_cache .hypothesis
+	find wakekv tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is newer than what it was made from, or the environment is brought up to date. Editable, so that kernels find wakekv
+# from any folder; --no-build-isolation, so that no network is asked.
+.venv/installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and \
+	  "wakekv needs Python 3.10 or later, and this is %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
+	@echo "making .venv from requirements.lock: some minutes the first time, most of it torch"
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	$(PY) -m pip install --disable-pip-version-check -r requirements.lock
+	$(PY) -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
