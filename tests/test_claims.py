@@ -1,0 +1,172 @@
+"""Claims can fail, a surrogate cannot reproduce, and what the file says was published stands in published.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from wakekv import claims
+from wakekv.claims import as_text, decide, hardware, load_claims, published, table, write_claims
+from wakekv.errors import InputError
+
+DECLARED = load_claims()
+
+
+def declared(**changes):
+    example = DECLARED["evict-19-of-20"]
+    return {"c": replace(example, id="c", notebook="nb", **changes)}
+
+
+@pytest.mark.parametrize("claim", DECLARED.values(), ids=str)
+def test_published_values_stand_in_published_json(claim):
+    facts = [published(pointer) for pointer in claim.source.split()]
+    printed = claim.published
+    if not facts:
+        assert "never" in claim.sentence  # a sentence without a number of its own
+    elif isinstance(facts[0], str):  # an example in words: both numbers occur in it
+        assert all(part in facts[0] for part in printed.split("/"))
+    elif isinstance(printed, str):
+        assert facts == [int(part) for part in printed.split("/")]
+    elif isinstance(printed, list):
+        assert printed == (sorted(facts) if len(facts) > 1 else facts[0])
+    else:
+        assert facts == [printed]
+
+
+@pytest.mark.parametrize("claim", DECLARED.values(), ids=str)
+def test_the_published_value_satisfies_its_own_claim(claim):
+    machine = claim.hardware or "any machine"
+    value = claim.published if not isinstance(claim.published, list) else sum(claim.published) / 2
+    assert decide(claim.id, value, model=claim.models[0], machine=machine).verdict == "reproduced"
+
+
+@pytest.mark.parametrize("claim", DECLARED.values(), ids=str)
+def test_every_claim_can_fail(claim):
+    against = -1e9 if claim.direction.startswith(">") else 1e9
+    assert decide(claim.id, against, model=claim.models[0], machine=claim.hardware).verdict == "not reproduced"
+
+
+@pytest.mark.parametrize("claim", DECLARED.values(), ids=str)
+def test_a_surrogate_model_never_reproduces(claim):
+    value = claim.published if not isinstance(claim.published, list) else claim.published[0]
+    assert decide(claim.id, value, model="smollm2-135m", machine="NVIDIA A30").verdict == "direction holds"
+
+
+def test_another_machine_never_reproduces_an_a30_number():
+    verdicts = [decide("throughput-r1", 1.34, model="mistral-7b", machine=m).verdict for m in ("NVIDIA A30", "a CPU")]
+    assert verdicts == ["reproduced", "direction holds"]
+
+
+def test_the_paper_model_off_the_number_shows_the_direction_only():
+    assert decide("drift-niah-3b", 0.9, model="qwen2.5-3b").verdict == "direction holds"
+
+
+def test_an_interval_that_crosses_the_threshold_decides_against():
+    assert decide("drift-niah-3b", 0.63, lo=0.4, hi=0.8, model="qwen2.5-3b").verdict == "not reproduced"
+    assert decide("drift-niah-3b", 0.63, lo=0.6, hi=0.8, model="qwen2.5-3b").verdict == "reproduced"
+
+
+def test_no_value_needs_a_reason():
+    with pytest.raises(InputError, match="say in `note` why"):
+        decide("drift-niah-3b")
+    assert decide("drift-niah-3b", note="too few prompts").verdict == "not run here"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "17 of 17", "1/0", "", {}, [2, 1]])
+def test_a_value_that_is_no_number_is_refused(value):
+    with pytest.raises(InputError):
+        decide("drift-niah-3b", value)
+
+
+def test_an_unknown_claim_names_the_nearest():
+    with pytest.raises(InputError, match="evict-19-of-20"):
+        decide("evict-19-of-2", 1)
+
+
+def test_a_failed_claim_that_is_declared_to_hold_is_red(tmp_path):
+    known = declared(expected="holds")
+    write_claims(tmp_path, "nb", [decide("c", "3/36", claims=known, model="smollm2-135m")], known)
+    (row,) = table(tmp_path, known)
+    assert row["failed"] and row["verdict"] == "not reproduced"
+    assert "declared to hold, and failed: c" in as_text([row])
+
+
+def test_a_failed_open_claim_is_reported_and_not_red(tmp_path):
+    known = declared(expected="open")
+    write_claims(tmp_path, "nb", [decide("c", "3/36", claims=known)], known)
+    (row,) = table(tmp_path, known)
+    assert not row["failed"] and row["verdict"] == "not reproduced"
+
+
+def test_a_claim_whose_notebook_did_not_run_says_so(tmp_path):
+    rows = table(tmp_path)
+    assert len(rows) == len(DECLARED) and {row["verdict"] for row in rows} == {"not run here"}
+    assert all(row["notebook"] in row["note"] for row in rows)
+
+
+def test_a_notebook_must_decide_each_of_its_claims_once(tmp_path):
+    known = declared() | {"d": replace(declared()["c"], id="d")}
+    one = decide("c", 1, claims=known)
+    for given in [one], [one, one], [one, decide("d", 1, claims=known), decide("evict-19-of-20", 1)]:
+        with pytest.raises(InputError, match="claims of nb"):
+            write_claims(tmp_path, "nb", given, known)
+    assert not (tmp_path / "claims").exists()
+
+
+def test_two_writes_of_the_same_verdicts_are_the_same_bytes(tmp_path):
+    known = declared()
+    texts = []
+    for _ in range(2):
+        path = write_claims(tmp_path, "nb", [decide("c", "36/36", claims=known)], known)
+        texts.append(path.read_bytes())
+    assert texts[0] == texts[1] and [p.name for p in path.parent.iterdir()] == ["nb.json"]
+
+
+def test_a_damaged_claims_file_is_named(tmp_path):
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "nb.json").write_text(json.dumps({"verdicts": [{"id": "c"}]}))
+    with pytest.raises(InputError, match=r"nb\.json is not a claims file"):
+        table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("- {id: a", "not YAML"),
+        ("- {id: a, models: [m]}", "malformed claim"),
+        ("nothing", "malformed claim"),
+    ],
+)
+def test_a_malformed_declaration_is_named(tmp_path, text, said):
+    path = tmp_path / "claims.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        load_claims(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rule": "about"}, {"kind": "dreamt"}, {"expected": "maybe"}, {"tolerance": -1}, {"direction": "up"}]
+)
+def test_a_claim_with_an_unknown_word_is_refused(change):
+    with pytest.raises(InputError):
+        declared(**change)
+
+
+def test_ids_are_unique(tmp_path):
+    text = (claims.ROOT / "artifact" / "claims.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "claims.yaml"
+    path.write_text(text + "\n" + text, encoding="utf-8")
+    with pytest.raises(InputError, match="declared twice"):
+        load_claims(path)
+
+
+def test_a_pointer_into_nothing_is_named():
+    with pytest.raises(InputError, match="table9"):
+        published("table9.0")
+
+
+def test_hardware_names_cores():
+    assert re.search(r"\d+ cores", hardware())
