@@ -1,0 +1,158 @@
+"""Ledger: what a policy may know. The past of every page, as arrays over [head, page], and nothing of the future."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import kernels
+from ..demand import Demand
+from ..errors import InputError
+
+UNKNOWN = -1
+
+
+class Ledger:
+    """All that has been seen up to and including `step` (-1: the prompt alone).
+
+    A page is *known* once it could be resident: from the start if it is in the prompt, from its creation if it was
+    decoded; under a cold start (Demand.first_touch, `start="demand"`) from the head's first want of it.
+
+    step     int                   last step seen
+    known    bool   [head, page]   could be resident
+    born     int32  [head, page]   step at which the page became known (-1: before decoding; meaningless if unknown)
+    recency  int64  [head, page]   when it was last wanted or born, no two alike within a scope; -1 if unknown
+    reads    int64  [head, page]   wants so far
+    weight   float32 [head, page]  weight read at this step
+    layer    int32  [head];  created  int32 [page], -1 for the prompt's pages
+    prompt_rows  float32 [head, row, page]  page weights of the last prompt rows (None if not logged)
+    key_means    float32 [head, page, d]    (None if not logged)
+
+    The budget and what is resident are not here: an order of pages that depended on them would have no exact curve.
+    """
+
+    def __init__(self, demand: Demand, start: str = "demand", scope: str = "head", future: bool = False):
+        self._demand, self._scope, self._future = demand, scope, future
+        shape = demand.n_heads, demand.n_pages
+        self.by_want = demand.first_touch == "cold" and start == "demand"  # a page becomes known by being wanted
+        self.step, self.layer, self.created = -1, demand.layer, demand.created
+        self.prompt_rows, self.key_means = demand.prompt_rows, demand.key_means
+        self.reads = np.zeros(shape, np.int64)
+        self.recency = np.full(shape, UNKNOWN, np.int64)
+        self.known = np.zeros(shape, bool)
+        self.born = np.full(shape, -1, np.int32)
+        self._item = np.arange(demand.n_pages) * demand.n_heads + np.arange(demand.n_heads)[:, None]
+        self._stamps = 2 * self._item.size  # stamps a step may use: births first, then wants
+        if not self.by_want:
+            self.known[:] = demand.created < 0
+            self.recency[self.known] = self._item[self.known]
+        self._next = demand.next_use[1].copy() if future else None
+        self._sums: dict[tuple[str, float], list] = {}
+
+    def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Take in the next step. Returns (heads, entries, births, excused).
+
+        entries, heads  the step's wants;  births  bool [head, page] pages that became known in this step
+        excused         bool [want] a first touch: not a miss wherever the page is
+        """
+        self.step += 1
+        t, demand = self.step, self._demand
+        heads, entries = demand.at(t)
+        pages = demand.page[entries]
+        births = np.zeros_like(self.known)
+        if demand.first_touch == "cold":
+            excused = self.reads[heads, pages] == 0
+        else:
+            excused = ~self.known[heads, pages]
+        if self.by_want:
+            births[heads[excused], pages[excused]] = True
+        else:
+            births[:] = demand.created == t
+        stamp = (t + 1) * self._stamps
+        self.recency = np.where(births, stamp + self._item, self.recency)
+        if self._scope == "head":
+            order = entries - demand.ptr[heads, t]
+        else:
+            order = demand.order[entries]
+        self.recency[heads, pages] = stamp + self._item.size + order
+        self.known |= births
+        self.born[births] = t
+        self.reads[heads, pages] += 1
+        if self._next is not None:
+            self._next[heads, pages] = demand.next_use[0][entries]
+        return heads, entries, births, excused
+
+    def advance(self, stop: int, *counting) -> None:
+        """Steps up to `stop` at once, compiled, with the misses counted on the way (kernels.advance)."""
+        demand, empty = self._demand, np.zeros(0, np.int64)
+        kernels.advance(
+            self.step + 1, stop, demand.ptr, demand.page, demand.weight,
+            empty if self._scope == "head" else demand.order,
+            demand.created, self.by_want, demand.first_touch == "cold", self._stamps,
+            np.zeros(0, np.int32) if self._next is None else demand.next_use[0],
+            self.reads, self.recency, self.known, self.born,
+            np.zeros((0, 0), np.int32) if self._next is None else self._next, *counting,
+        )  # fmt: skip
+        self.step = stop - 1
+
+    @property
+    def last_read(self) -> np.ndarray:
+        """int64 [head, page]: the step of the last want (or birth); -1 before decoding or unknown."""
+        return np.where(self.recency == UNKNOWN, -1, self.recency // self._stamps - 1)
+
+    @property
+    def weight(self) -> np.ndarray:
+        """float32 [head, page]: weight read at this step, 0 where nothing was."""
+        return self.recent(1)
+
+    @property
+    def prompt_weight(self) -> np.ndarray:
+        """float32 [head, page]: weight that the logged last prompt rows gave each page, summed over the rows."""
+        return self.prompt(None).sum(1)
+
+    def prompt(self, rows: int | None) -> np.ndarray:
+        """float32 [head, row, page]: the last `rows` logged prompt rows (None: all). InputError if not logged."""
+        if self.prompt_rows is None:
+            raise InputError(
+                "this log has no prompt rows, so a policy that reads the prompt's attention cannot run on it"
+            )
+        return self.prompt_rows if rows is None else self.prompt_rows[:, -rows:]
+
+    def recent(self, steps: int, how: str = "sum") -> np.ndarray:
+        """float32 [head, page]: weight read in the last `steps` steps, as their "sum" or their "max"."""
+        out = np.zeros(self.known.shape, np.float32)
+        gather = {"sum": np.add, "max": np.maximum}[how]
+        for t in range(max(0, self.step - steps + 1), self.step + 1):
+            heads, entries = self._demand.at(t)
+            gather.at(out, (heads, self._demand.page[entries]), self._demand.weight[entries])
+        return out
+
+    def decayed(self, what: str, keep: float) -> np.ndarray:
+        """float64 [head, page]: x <- keep * x + now, or for "peak" x <- max(keep * x, now), over all steps so far.
+
+        what  "reads" (now is 1 for a want), "weight" (now is its weight), "peak" (its weight; a decayed maximum)
+        """
+        if what not in ("reads", "weight", "peak"):
+            raise InputError(f"decayed() takes reads, weight or peak, not {what!r}")
+        total, upto = self._sums.setdefault((what, keep), [np.zeros(self.known.shape), -1])
+        for t in range(upto + 1, self.step + 1):
+            heads, entries = self._demand.at(t)
+            pages = self._demand.page[entries]
+            if keep != 1.0:
+                total *= keep
+            if what == "reads":
+                total[heads, pages] += 1.0
+            elif what == "weight":
+                total[heads, pages] += self._demand.weight[entries]
+            else:
+                total[heads, pages] = np.maximum(total[heads, pages], self._demand.weight[entries])
+        self._sums[what, keep][1] = self.step
+        view = total.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def next_use(self) -> np.ndarray:
+        """int32 [head, page]: the step of the next want, n_steps if never. For the optimum alone."""
+        if self._next is None:
+            raise InputError("only a policy that declares offline=True is handed the future")
+        return self._next

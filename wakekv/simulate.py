@@ -1,0 +1,139 @@
+"""Every budget in one pass.
+
+`replay` is the definition. `curves` gives the same numbers at every integer budget, by this theorem: if pages are
+ordered by anything that does not depend on the budget B, and E_t^B is the top B of E_{t-1}^B and the wants (reversible)
+or the births (destructive), then E_t^B and E_t^{B+1} differ by at most one page, at every t. (In C and C' with C in C'
+and one page between them, a page of rank r in C has rank r or r + 1 in C'.) So one stack, whose k-th page is the one
+in E^k and not in E^{k-1}, holds all budgets at once, and a want at depth d misses exactly at budgets below d.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import kernels
+from .demand import Demand
+from .policies import Ledger, Policy
+from .policies.classic import Recency
+from .replay import Curves, budget_groups, check_budgets, check_convention, counted, join, limit, ranked, replay
+
+__all__ = ["Curves", "curves", "replay"]
+
+
+def curves(demand: Demand, policy: Policy, budgets=None, convention: str = "batch") -> Curves:
+    """One policy at every budget (or at `budgets`), equal to `replay` at each of them.
+
+    One pass over the wants, whatever the number of budgets; one replay a budget for the sequential convention and
+    where numba is missing. Raises what `replay` raises.
+    """
+    check_convention(policy, convention)
+    budgets = check_budgets(budgets, demand.n_pages)
+    if convention == "sequential" or not kernels.AVAILABLE:
+        return join([replay(demand, policy, b, convention) for b in budgets])
+    policy = policy.fit(demand)
+    if policy.floor and policy.scope != "head":
+        return join([replay(demand, policy, b, convention) for b in budgets])
+    plain = policy == Recency(reversible=True, start=policy.start) and type(policy) is Recency
+    if plain and (policy.start == "demand" or demand.first_touch == "warm"):
+        return _recency(demand, policy).at(budgets)
+    return _sweep(demand, policy).at(budgets)
+
+
+def _recency(demand: Demand, policy: Policy) -> Curves:
+    n, cold = demand.n_pages, demand.first_touch == "cold"
+    hist, seen_hist = np.zeros((2, demand.n_heads, n + 2), np.int64)
+    weight_hist, deepest = np.zeros(n + 2), np.zeros(demand.n_steps, np.int32)
+    kernels.recency(
+        demand.ptr, demand.page, demand.weight, demand.created, cold, n, hist, weight_hist, seen_hist, deepest
+    )
+    budgets = np.arange(1, n + 1)
+    known = np.arange(n + 2)
+    below = np.minimum(budgets[:, None], known)  # [budget, pages known]: how many of them are resident
+    last_known = np.array([np.flatnonzero(row).max() for row in seen_hist])
+    misses = _above(hist)
+    return counted(
+        demand,
+        policy,
+        "batch",
+        demand.n_wants - int(hist.sum()),
+        budgets=budgets,
+        misses=misses.sum(0),
+        missed_weight=_above(weight_hist[None])[0],
+        mean_pages=below @ seen_hist.sum(0) / demand.n_steps,
+        peak_pages=np.minimum(budgets[:, None], last_known).sum(1),
+        fetched=misses.sum(0),
+        stall_steps=(deepest > budgets[:, None]).sum(1),
+        head_misses=misses,
+    )
+
+
+def _above(hist: np.ndarray) -> np.ndarray:
+    """[row, bucket 0..n + 1] -> [row, budget 1..n]: what stands in the buckets above each budget."""
+    return (hist.sum(1, keepdims=True) - np.cumsum(hist, axis=1))[:, 1:-1]
+
+
+def _buckets(share: np.ndarray, groups: np.ndarray, n_pages: int) -> np.ndarray:
+    """int32 [group, depth]: the smallest budget in 1..n_pages that reaches a depth, n_pages + 1 if none does; 0 where
+    the share is unlimited."""
+    deepest = np.bincount(groups).max() * n_pages
+    depth, nominal = np.arange(deepest + 1), np.arange(n_pages + 1)
+    total = np.bincount(groups, weights=share)
+    limits = [limit(nominal, s, deepest) if np.isfinite(s) else np.full(n_pages + 1, deepest) for s in total]
+    return np.array([np.searchsorted(limit, depth) for limit in limits], np.int32)
+
+
+def _sweep(demand: Demand, policy: Policy) -> Curves:
+    """Any order of pages that does not look at the budget, at every budget (the theorem above)."""
+    n, shape = demand.n_pages, (demand.n_heads, demand.n_pages)
+    seen = Ledger(demand, policy.start, policy.scope, policy.offline)
+    share = np.asarray(policy.share(seen), np.float64)
+    groups = budget_groups(policy, demand.layer, share)
+    bucket = _buckets(share, groups, n)
+    heads = np.argsort(groups, kind="stable")
+    sizes = np.bincount(groups)
+    group_start = np.concatenate([[0], np.cumsum(sizes)])
+    stack, size = np.zeros(demand.n_heads * n, np.int32), np.zeros(len(sizes), np.int64)
+    depth, worst = np.zeros((2, *shape), np.int32)
+    hist, weight_hist, fetch_hist = (
+        np.zeros((demand.n_heads, n + 2), np.int64),
+        np.zeros(n + 2),
+        np.zeros(n + 2, np.int64),
+    )
+    deepest, held, held_time, peak = np.zeros(demand.n_steps, np.int32), *np.zeros((3, n + 2), np.int64)
+    demand_fetch, rerank = policy.reversible and policy.fetch == "miss", policy.fetch == "trim"
+
+    def trim_all():
+        rank = np.ascontiguousarray(ranked(policy, seen), np.float64).reshape(-1)
+        kernels.restack(
+            rank, seen.recency.reshape(-1), seen.known.reshape(-1), depth.reshape(-1), heads, group_start,
+            stack, size, group_start * n, rerank, bucket, fetch_hist, held,
+        )  # fmt: skip
+
+    if seen.known.any():
+        trim_all()
+        fetch_hist[:] = 0
+    step = 0
+    while step < demand.n_steps:
+        stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
+        seen.advance(stop, depth, bucket, groups, demand_fetch, policy.sticky, worst,
+                     hist, weight_hist, fetch_hist, deepest, held, held_time, peak)  # fmt: skip
+        if policy.every and stop % policy.every == 0:
+            trim_all()
+        kernels.account(held, held_time, peak)
+        step = stop
+    budgets = np.arange(1, n + 1)
+    misses = _above(hist)
+    return counted(
+        demand,
+        policy,
+        "batch",
+        demand.n_wants - int(hist.sum()),
+        budgets=budgets,
+        misses=misses.sum(0),
+        missed_weight=_above(weight_hist[None])[0],
+        mean_pages=np.cumsum(held_time)[1:-1] / demand.n_steps,
+        peak_pages=peak[1:-1],
+        fetched=_above(fetch_hist[None])[0],
+        stall_steps=(deepest > budgets[:, None]).sum(1),
+        head_misses=misses,
+    )
