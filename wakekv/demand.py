@@ -154,18 +154,21 @@ class Demand:
         )
 
 
-def demand(trace: Trace, unit: str = "head", first_touch: str = "cold", page_tokens: int = 16, k: int = 64) -> Demand:
+def demand(
+    trace: Trace, unit: str = "head", first_touch: str = "cold", page_tokens: int = 16, k: int | None = None
+) -> Demand:
     """The wants of a log (definitions: a page is 16 tokens; wants are the pages of the k largest weights).
 
     unit         "head": one cache per query head, as the paper counts; "kv_head": what a real cache can do, the union
                  of the group's wants with their weights added
     first_touch  see Demand
     page_tokens  tokens a page; prompt rows and key means are logged at 16 and carried to its multiples only
-    k            how many of the logged weights of each row to use, the heaviest first
+    k            how many of the logged weights of each row to use, the heaviest first; None: all (64 by default)
     Raises InputError for an unknown unit or rule, or k outside 1..the log's own.
     """
     if unit not in UNITS:
         raise InputError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
+    k = trace.k if k is None else k
     if not 1 <= k <= trace.k:
         raise InputError(f"k must be between 1 and {trace.k}, the number of weights this log holds, not {k}")
     if page_tokens < 1:

@@ -103,7 +103,7 @@ def ranked(policy: Policy, seen: Ledger) -> np.ndarray:
 def budget_groups(policy: Policy, layer: np.ndarray, share: np.ndarray) -> np.ndarray:
     """int [head]: which budget each head draws on. A head with an unlimited share draws on nobody's."""
     scopes = {"head": np.arange(len(layer)), "layer": layer.astype(np.int64), "model": np.zeros(len(layer), np.int64)}
-    own = layer.max() + 1 + np.arange(len(layer))
+    own = len(layer) + layer.max() + 1 + np.arange(len(layer))
     return np.unique(np.where(np.isinf(share), own, scopes[policy.scope]), return_inverse=True)[1]
 
 

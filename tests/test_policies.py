@@ -1,0 +1,134 @@
+"""What every policy must hold to, published, ours or a user's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from test_simulate import cycle, random_demand
+
+from wakekv.demand import Demand
+from wakekv.errors import InputError
+from wakekv.policies import POLICIES, Ledger, Policy
+from wakekv.simulate import curves, replay
+
+FOR_EACH = pytest.mark.parametrize("name", POLICIES)
+FOR_EACH_ONLINE = pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if not policy.offline])
+
+
+def watch(demand, policy, budget):
+    """[(resident, missed) at the end of each step]"""
+    seen = []
+    replay(demand, policy, budget, on_step=lambda t, resident, missed: seen.append((resident.copy(), missed.copy())))
+    return seen
+
+
+@FOR_EACH
+def test_it_keeps_only_pages_that_exist(name):
+    demand = random_demand(np.random.default_rng(0), "warm")
+    for t, (resident, _) in enumerate(watch(demand, POLICIES[name], 3)):
+        assert not resident[:, demand.created > t].any()
+
+
+@FOR_EACH
+def test_the_same_demand_gives_the_same_numbers(name):
+    demand = random_demand(np.random.default_rng(0), "cold")
+    once, again = curves(demand, POLICIES[name]), curves(demand, POLICIES[name])
+    assert (once.misses == again.misses).all() and (once.mean_pages == again.mean_pages).all()
+
+
+@FOR_EACH_ONLINE
+def test_it_is_blind_to_the_future(name):
+    policy = POLICIES[name]
+    demand = random_demand(np.random.default_rng(4), "warm", n_heads=3)
+    before = watch(demand.until(10), policy, 3)
+    assert all((a[0] == b[0]).all() for a, b in zip(before, watch(demand, policy, 3), strict=False))
+
+
+@FOR_EACH
+def test_it_is_never_over_its_budget_after_a_trim(name):
+    policy = POLICIES[name]
+    demand = random_demand(np.random.default_rng(6), "cold", n_heads=4)
+    limit = policy.fit(demand).share(Ledger(demand, policy.start))
+    for budget in (1, 3):
+        for t, (resident, _) in enumerate(watch(demand, policy, budget)):
+            if policy.every and (t + 1) % policy.every == 0 and policy.scope == "head":
+                assert (resident.sum(1) <= np.floor(limit * budget + 1e-9)).all()
+
+
+@FOR_EACH
+def test_what_it_destroys_never_comes_back(name):
+    policy = POLICIES[name].but(reversible=False, fetch="miss")
+    demand = random_demand(np.random.default_rng(8), "warm", n_steps=30)
+    gone = np.zeros((demand.n_heads, demand.n_pages), bool)
+    before = gone.copy()
+    for resident, _ in watch(demand, policy, 2):
+        gone |= before & ~resident
+        assert not (gone & resident).any()
+        before = resident
+
+
+def test_full_never_misses_and_never_lets_go():
+    demand = random_demand(np.random.default_rng(9), "cold")
+    whole = curves(demand, POLICIES["full"])
+    assert not whole.misses.any() and not whole.fetched.any()
+    assert (whole.mean_pages == curves(demand, POLICIES["reactive"]).mean_pages[-1]).all()
+
+
+def test_frozen_keeps_every_page_of_the_least_stable_quarter():
+    steady, restless = [[0, 1]] * 20, [[t % 5, 5 + t % 3] for t in range(20)]
+    demand = Demand.from_lists([steady, restless, steady, steady])
+    assert POLICIES["frozen"].fit(demand).profile == (1,)
+    assert curves(demand, POLICIES["frozen"]).head_misses[1].sum() == 0
+
+
+def test_frozen_does_not_fetch_between_refreshes():
+    demand = Demand.from_lists([[[0, 1, 2]] * 16 + [[0]] * 3] * 4)
+    policy = POLICIES["frozen"].but(dense=0.0)
+    whole = replay(demand, policy, 2)
+    first_page_after_refresh = 4 * 3  # page 0 is the least recent of three equally often wanted ones
+    assert whole.misses[0] == first_page_after_refresh and whole.fetched[0] == 0
+
+
+def test_a_policy_of_ten_lines_has_a_curve():
+    @dataclass(frozen=True)
+    class FirstPages(Policy):
+        def rank(self, seen):
+            return -np.broadcast_to(np.arange(len(seen.created)), seen.known.shape)
+
+    demand = cycle(6, 60)
+    whole = curves(demand, FirstPages())
+    assert [replay(demand, FirstPages(), b).misses[0] for b in whole.budgets] == list(whole.misses)
+    assert whole.misses[0] > whole.misses[2] > whole.misses[5] == 0
+
+
+def test_a_wrong_setting_is_named():
+    for changes, said in [
+        ({"scope": "galaxy"}, "scope"),
+        ({"every": -1}, "every"),
+        ({"every": 1.5}, "every"),
+        ({"floor": 2}, "floor"),
+        ({"fetch": "trim", "reversible": False}, "fetch"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            POLICIES["reactive"].but(**changes)
+
+
+def test_decayed_sums_do_not_depend_on_when_they_are_asked_for():
+    demand = random_demand(np.random.default_rng(10), "cold")
+    often, once = Ledger(demand), Ledger(demand)
+    for _ in range(demand.n_steps):
+        often.observe()
+        once.observe()
+        for what in ("reads", "weight", "peak"):
+            often.decayed(what, 0.6)
+    for what in ("reads", "weight", "peak"):
+        assert np.allclose(often.decayed(what, 0.6), once.decayed(what, 0.6))
+    assert (once.decayed("reads", 1.0) == once.reads).all()
+    assert np.allclose(once.decayed("weight", 0.0), once.weight)
+
+
+def test_the_future_is_handed_to_the_optimum_alone():
+    with pytest.raises(InputError, match="offline"):
+        _ = Ledger(cycle(3, 5)).next_use
