@@ -228,7 +228,7 @@ def test_a_recording_killed_at_random_moments_ends_in_the_same_bytes(tmp_path):
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
     """A recording that was interrupted after 9 of 20 steps: (out, arguments)."""
-    args = dict(steps=20, k=K, progress=False)
+    args = {"steps": 20, "k": K, "progress": False}
     _interrupt(monkeypatch, tmp_path / "t", args, at=9)
     return tmp_path / "t", args
 
@@ -288,7 +288,7 @@ def test_resume_after_a_kill_before_the_first_step(begun, tmp_path, where):
 
 @pytest.mark.parametrize("where", ["write_array", "write_manifest", "publish"])
 def test_resume_after_a_kill_while_finishing(tmp_path, monkeypatch, where):
-    out, args = tmp_path / "t", dict(steps=20, k=K, progress=False)
+    out, args = tmp_path / "t", {"steps": 20, "k": K, "progress": False}
 
     def killed(*_, **__):
         raise KeyboardInterrupt
@@ -301,14 +301,14 @@ def test_resume_after_a_kill_while_finishing(tmp_path, monkeypatch, where):
 
 
 def test_resume_without_anything_to_resume_records(tmp_path):
-    args = dict(steps=20, k=K, progress=False)
+    args = {"steps": 20, "k": K, "progress": False}
     assert same_bytes(
         record(tiny.loaded(), tiny.prompt(50), tmp_path / "t", **args, resume=True), whole(tmp_path, args)
     )
 
 
 def test_resume_of_a_finished_recording_leaves_it_and_of_another_is_refused(tmp_path):
-    args = dict(steps=20, k=K, progress=False)
+    args = {"steps": 20, "k": K, "progress": False}
     path = whole(tmp_path, args)
     before = sorted((p.name, p.stat().st_mtime_ns) for p in path.iterdir())
     assert record(tiny.loaded(), tiny.prompt(50), path, **args, resume=True) == path
@@ -321,12 +321,12 @@ def test_resume_of_a_finished_recording_leaves_it_and_of_another_is_refused(tmp_
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        (dict(loaded=lambda: tiny.loaded(seed=1)), "model.weights_sha256"),
-        (dict(prompt=lambda: tiny.prompt(50, seed=1)), "prompt.seed"),
-        (dict(prompt=lambda: tiny.prompt(49)), "prompt.text_sha256|n_prompt"),
-        (dict(args={"k": K - 1}), r"\bk \("),
-        (dict(args={"steps": 21}), "n_steps"),
-        (dict(args={"sample": {"seed": 1}}), "text.mode"),
+        ({"loaded": lambda: tiny.loaded(seed=1)}, "model.weights_sha256"),
+        ({"prompt": lambda: tiny.prompt(50, seed=1)}, "prompt.seed"),
+        ({"prompt": lambda: tiny.prompt(49)}, "prompt.text_sha256|n_prompt"),
+        ({"args": {"k": K - 1}}, r"\bk \("),
+        ({"args": {"steps": 21}}, "n_steps"),
+        ({"args": {"sample": {"seed": 1}}}, "text.mode"),
     ],
 )
 def test_resume_under_other_settings_names_the_difference(begun, change, names):
@@ -400,7 +400,7 @@ def test_too_little_disk_is_refused_before_the_first_step(tmp_path, monkeypatch)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("how", ["refused", "partly written"])
 def test_a_disk_that_fills_up_loses_no_step(tmp_path, monkeypatch, code, how):
-    out, args, write, calls = tmp_path / "t", dict(steps=20, k=K, progress=False), os.write, []
+    out, args, write, calls = tmp_path / "t", {"steps": 20, "k": K, "progress": False}, os.write, []
 
     def full(fd, data):
         calls.append(fd)
@@ -480,7 +480,7 @@ def test_the_longest_context_is_allowed(tmp_path):
 
 
 def test_the_key_is_known_before_and_moves_with_all_that_matters(tmp_path):
-    args = dict(steps=4, k=K)
+    args = {"steps": 4, "k": K}
     key = recording_key(tiny.loaded(), tiny.prompt(50), **args)
     path = record(tiny.loaded(), tiny.prompt(50), tmp_path / "t", **args, progress=False)
     assert open_trace(path).manifest["key"] == key == recording_key(tiny.loaded(), tiny.prompt(50), **args)

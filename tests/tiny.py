@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import torch
 import transformers
 
-SIZE = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    initializer_range=0.3,
-)  # fmt: skip
+SIZE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZE),

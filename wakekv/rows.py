@@ -70,7 +70,7 @@ class Rows:
         self._noted[layer] = places, weights.take(found), scores.take(found), masses, dot, counts
 
     def take(self) -> dict[str, np.ndarray]:
-        """The step that every layer has noted: arrays [head, ...] by their names in a Trace. ModelError if one has none."""
+        """The step that every layer has noted: arrays by their name in a Trace. ModelError if one has not."""
         missing = sorted(set(range(self.n_layers)) - set(self._noted))
         if missing:
             raise ModelError(

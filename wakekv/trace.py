@@ -118,7 +118,7 @@ def layout(manifest: dict[str, Any]) -> dict[str, tuple[np.dtype[Any], tuple[int
         "positions": (position, read),
         "weights": ("float16", read),
         "top": (position, read[:2]),
-        **{name: ("float32", read[:2]) for name in ("needle_mass", "sink_mass", "local_mass", "entropy")},
+        **dict.fromkeys(("needle_mass", "sink_mass", "local_mass", "entropy"), ("float32", read[:2])),
         "prompt_pages": ("float16", (heads, PROMPT_ROWS, -(-n_prompt // PAGE))),
         "key_means": ("float16", (model["n_kv_heads"], -(-(tokens - 1) // PAGE), model["head_dim"])),
     }
