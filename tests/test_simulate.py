@@ -24,6 +24,8 @@ VARIANTS = {
     "trimmed every third step": {"every": 3},
     "from the prompt": {"start": "prompt"},
     "once": {"start": "prompt", "every": 0},
+    "a floor of 0.2 in each layer": {"scope": "layer", "floor": 0.2},
+    "a floor of 0.5 in the model, every fourth step": {"scope": "model", "floor": 0.5, "every": 4},
 }
 
 

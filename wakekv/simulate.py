@@ -32,7 +32,7 @@ def curves(demand: Demand, policy: Policy, budgets=None, convention: str = "batc
         return join([replay(demand, policy, b, convention) for b in budgets])
     policy = policy.fit(demand)
     if policy.floor and policy.scope != "head":
-        return join([replay(demand, policy, b, convention) for b in budgets])
+        return _each(demand, policy, budgets)
     plain = policy == Recency(reversible=True, start=policy.start) and type(policy) is Recency
     if plain and (policy.start == "demand" or demand.first_touch == "warm"):
         return _recency(demand, policy).at(budgets)
@@ -115,7 +115,7 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
     step = 0
     while step < demand.n_steps:
         stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
-        seen.advance(stop, depth, bucket, groups, demand_fetch, policy.sticky, worst,
+        seen.advance(stop, kernels.advance, depth, bucket, groups, demand_fetch, policy.sticky, worst,
                      hist, weight_hist, fetch_hist, deepest, held, held_time, peak)  # fmt: skip
         if policy.every and stop % policy.every == 0:
             trim_all()
@@ -135,5 +135,63 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
         peak_pages=peak[1:-1],
         fetched=_above(fetch_hist[None])[0],
         stall_steps=(deepest > budgets[:, None]).sum(1),
+        head_misses=misses,
+    )
+
+
+def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
+    """One replay a budget, all compiled and in step: for floors, under which the resident sets need not nest."""
+    shape, n = (demand.n_heads, demand.n_pages), len(budgets)
+    seen = Ledger(demand, policy.start, policy.scope, policy.offline)
+    share = np.asarray(policy.share(seen), np.float64)
+    groups = budget_groups(policy, demand.layer, share)
+    members = np.argsort(groups, kind="stable")
+    member_start = np.searchsorted(groups[members], np.arange(groups.max() + 2))
+    everything = np.bincount(groups) * shape[1]
+    total = np.array([limit(budgets, s, n) for s, n in zip(np.bincount(groups, share), everything, strict=True)])
+    equal = np.where(np.isinf(share), 0.0, share)[:, None] * budgets
+    resident = np.repeat(seen.known[:, :, None], n, axis=2).astype(np.uint8)
+    dead = np.zeros_like(resident) if policy.sticky else resident
+    demand_fetch = policy.reversible and policy.fetch == "miss"
+    misses, stalled = np.zeros((demand.n_heads, n), np.int64), np.zeros((demand.n_steps, n), np.uint8)
+    missed_weight, fetched, held, held_time, peak = np.zeros(n), *np.zeros((4, n), np.int64)
+
+    def trim_all():
+        head, page = np.nonzero(seen.known)
+        rank = ranked(policy, seen)[head, page].astype(np.float64)
+        best = np.lexsort((-seen.recency[head, page], -rank, groups[head]))
+        start = np.searchsorted(groups[head[best]], np.arange(groups.max() + 2))
+        items = (head * shape[1] + page)[best]
+        rerank = policy.fetch == "trim"
+        kernels.trim_each(items, start, shape[1], members, member_start, resident, rerank, total, equal, policy.floor,
+                          fetched, held)  # fmt: skip
+
+    if seen.known.any():
+        trim_all()
+        fetched[:] = 0
+    step = 0
+    while step < demand.n_steps:
+        stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
+        seen.advance(stop, kernels.advance_each, resident, demand_fetch, policy.sticky, dead,
+                     misses, missed_weight, fetched, stalled, held, held_time, peak)  # fmt: skip
+        if policy.every and stop % policy.every == 0:
+            trim_all()
+        held_time += held
+        np.maximum(peak, held, out=peak)
+        step = stop
+    born_wanted = demand.created[demand.page] == demand.step_of
+    n_cold = (seen.reads > 0).sum() if demand.first_touch == "cold" else born_wanted.sum()
+    return counted(
+        demand,
+        policy,
+        "batch",
+        int(n_cold),
+        budgets=budgets,
+        misses=misses.sum(0),
+        missed_weight=missed_weight,
+        mean_pages=held_time / demand.n_steps,
+        peak_pages=peak,
+        fetched=fetched,
+        stall_steps=stalled.sum(0, dtype=np.int64),
         head_misses=misses,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import kernels
 from ..demand import Demand
 from ..errors import InputError
 
@@ -81,10 +80,10 @@ class Ledger:
             self._next[heads, pages] = demand.next_use[0][entries]
         return heads, entries, births, excused
 
-    def advance(self, stop: int, *counting) -> None:
-        """Steps up to `stop` at once, compiled, with the misses counted on the way (kernels.advance)."""
+    def advance(self, stop: int, count, *counting) -> None:
+        """Steps up to `stop` at once, with the misses counted on the way by `count`, a kernel of kernels.py."""
         demand, empty = self._demand, np.zeros(0, np.int64)
-        kernels.advance(
+        count(
             self.step + 1, stop, demand.ptr, demand.page, demand.weight,
             empty if self._scope == "head" else demand.order,
             demand.created, self.by_want, demand.first_touch == "cold", self._stamps,

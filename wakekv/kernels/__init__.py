@@ -1,0 +1,10 @@
+"""The compiled loops behind `simulate.curves`. Each has a plain twin in `replay.replay` that it must equal."""
+
+from __future__ import annotations
+
+from .each import advance_each, trim_each
+from .jit import AVAILABLE
+from .recency import recency
+from .stack import account, advance, restack
+
+__all__ = ["AVAILABLE", "account", "advance", "advance_each", "recency", "restack", "trim_each"]
