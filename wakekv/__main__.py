@@ -1,0 +1,121 @@
+"""The command line: python -m wakekv record | simulate | verify | reproduce | models | claims."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from wakekv import __version__, commands
+from wakekv.errors import WakeKVError
+
+EXTRAS = {"torch": "models", "transformers": "models", "papermill": "notebooks", "matplotlib": "figures"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Exit status 0; 1 if a claim that is declared to hold failed; 2 on an error, told in one line."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)  # progress shows at once, through a pipe too
+    options = _parser().parse_args(argv)
+    try:
+        return options.run(options) or 0
+    except BrokenPipeError:  # the reader of our output has gone: nothing is left to tell it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (WakeKVError, ModuleNotFoundError, OSError) as error:
+        if options.debug:
+            raise
+        print(f"wakekv: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if options.debug:
+            raise
+        print("wakekv: interrupted; what was recorded is kept, and the same run goes on from there", file=sys.stderr)
+        return 130
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "").split(".")[0]
+        return f"{missing} is not installed: pip install 'wakekv[{EXTRAS.get(missing, 'all')}]', or make in a checkout"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        self.exit(2, f"wakekv: error: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m wakekv",
+        description="What heads read, which pages a policy keeps for them, and what that costs.",
+        epilog="Each command has its own --help with examples. Errors are one line; --debug before it shows all.",
+    )
+    parser.add_argument("--version", action="version", version=f"wakekv {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+    known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(run: Callable) -> Callable:
+        """A command named and described by its function; returns what adds an option to it."""
+        text, raw = inspect.getdoc(run), argparse.RawDescriptionHelpFormatter
+        made = known.add_parser(run.__name__, help=text.splitlines()[0], description=text, formatter_class=raw)
+        made.set_defaults(run=run)
+        return made.add_argument
+
+    add = command(commands.record)
+    add("--model", default="smollm2-135m", metavar="NAME", help="a name from `models`, or a directory (%(default)s)")
+    add("--regime", default="niah", metavar="NAME", help="niah, cot or multiturn (%(default)s)")
+    add("--seed", type=int, default=0, help="of needles, problems, facts and sampling (%(default)s)")
+    add("--depth", type=float, help="niah: where the needle lies, 0 is the start and 1 the end")
+    add("--length", type=int, help="tokens of filler (the regime's own default)")
+    add("--steps", type=int, help="decode steps at most (the whole script, or 256)")
+    add("--k", type=int, default=64, help="largest weights kept per head and step (%(default)s, as the paper)")
+    text = "feed a written answer, or let the model go on by itself; small models loop then (%(default)s)"
+    add("--text", default="scripted", choices=("scripted", "greedy", "sampled"), help=text)
+    add("--problems", metavar="FILE", help="cot: problems to use, such as MATH-500's test.jsonl")
+    add("--filler", metavar="FILE", help="niah: any text file in place of the public-domain article")
+    add("--dtype", default="auto", metavar="NAME", help="auto, float32, bfloat16 or float16 (%(default)s)")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    add("--out", required=True, metavar="DIR", help="the log to make; must not exist")
+    add("--resume", action="store_true", help="go on with an unfinished recording in --out")
+
+    add = command(commands.simulate)
+    add("trace", metavar="LOG", help="the directory of a log")
+    add("--policy", required=True, metavar="NAME", help="such as full, frozen, reactive, evict")
+    add("--budgets", default="8,16,32,64", metavar="B,B", help="pages per head (%(default)s, the paper's)")
+    text = "query heads as in the paper, or the heads where KV lives (%(default)s)"
+    add("--unit", default="head", choices=("head", "kv_head"), help=text)
+    text = "start empty as the paper, or with the prompt known (%(default)s)"
+    add("--first-touch", default="cold", choices=("cold", "warm"), help=text)
+    text = "trim at the end of a step, or after every read (%(default)s)"
+    add("--convention", default="batch", choices=("batch", "sequential"), help=text)
+    add("--json", action="store_true", help="print one JSON object")
+
+    add = command(commands.verify)
+    add("trace", nargs="+", metavar="LOG", help="the directory of a log")
+
+    add = command(commands.reproduce)
+    add("--profile", default="default", metavar="NAME", help="smoke, default or full (%(default)s)")
+    add("--out", metavar="DIR", help="where results go (runs/<profile>)")
+    add("--only", action="append", default=[], metavar="NN,NN", help="these notebooks, by number or name")
+    text = "set a parameter that a notebook declares"
+    add("-p", dest="parameter", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--force", action="store_true", help="run notebooks that are up to date, too")
+
+    add = command(commands.models)
+    add("--fetch", nargs="+", default=[], metavar="NAME", help="fetch these now, to be offline later")
+    add("--json", action="store_true", help="print one JSON list")
+
+    add = command(commands.claims)
+    add("--out", default="runs/default", metavar="DIR", help="the run (%(default)s)")
+    add("--json", action="store_true", help="print one JSON list")
+    return parser
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # unwinds: children end, half-files go
+    sys.exit(main())

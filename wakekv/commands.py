@@ -1,0 +1,175 @@
+"""What each command of `python -m wakekv` does; its docstring is its --help. Heavy packages load where needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from wakekv.errors import InputError, lookup
+
+
+def record(options: argparse.Namespace) -> None:
+    """Log what every head of a model reads while it writes.
+
+    Builds a prompt of one regime, decodes from it, and logs at every step, layer and query head the largest attention
+    weights and where they lie. The log is a new directory. A recording that was stopped goes on with --resume and ends
+    in the same bytes. The default model needs no GPU.
+
+    examples:
+      python -m wakekv record --regime niah --length 5000 --depth 0.5 --out runs/mine/niah
+      python -m wakekv record --model gemma3-270m --regime cot --steps 500 --out runs/mine/cot --resume
+      python -m wakekv record --model mistral-7b --text greedy --device cuda --out runs/mine/mistral
+    """
+    from wakekv import models, prompts
+    from wakekv.profiles import SAMPLING
+    from wakekv.record import record as record_log
+    from wakekv.trace import open_trace
+
+    lookup(options.regime, prompts.REGIMES, "regime")
+    if (Path(options.out) / "manifest.json").exists() and not options.resume:
+        raise InputError(f"{options.out} holds a log already: choose another --out, or remove it")
+    loaded = models.load(options.model, dtype=options.dtype, device=options.device)
+    prompt = prompts.build(
+        options.regime,
+        loaded.tokenizer,
+        seed=options.seed,
+        length=options.length,
+        depth=options.depth,
+        scripted=options.text == "scripted",
+        filler=options.filler,
+        problems=options.problems,
+        context=loaded.context,
+    )
+    sample = {**SAMPLING, "seed": options.seed} if options.text == "sampled" else None
+    settings = {"steps": options.steps, "k": options.k, "sample": sample}
+    trace = open_trace(record_log(loaded, prompt, options.out, resume=options.resume, **settings))
+    said, prefix = trace.manifest["repetition"], f"{options.out}: {trace.n_steps} steps of {trace.n_heads} heads"
+    print(f"{prefix} after {trace.n_prompt} prompt tokens, {options.text} text")
+    print(f"the model's own choice agrees on {trace.manifest['agreement']:.0%}; repetition {said['rate']:.2f}")
+    if said["flagged"]:
+        print(f"flagged, and left out of churn and wake-up statistics: {said['rule']}")
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """Replay a policy over a log at any budgets.
+
+    Replays one residency policy over the pages that the heads of a log wanted, and prints its miss rate and memory at
+    each budget. With --json, one object: policy, head_unit, budgets, miss_rate, mean_pages, peak_pages (memory summed
+    over heads), first_touch, convention. Needs no torch. An unknown policy is answered with the nearest known ones.
+
+    examples:
+      python -m wakekv simulate runs/default/traces/smollm2-135m_niah_d50_s0 --policy reactive --budgets 8,16 --json
+      python -m wakekv simulate LOG --policy evict --unit kv_head --first-touch warm
+    """
+    from wakekv.demand import demand
+    from wakekv.policies import POLICIES
+    from wakekv.simulate import curves
+    from wakekv.trace import open_trace
+
+    policy = lookup(options.policy, POLICIES, "policy")
+    budgets = _numbers(options.budgets)
+    wants = demand(open_trace(options.trace), unit=options.unit, first_touch=options.first_touch)
+    found = curves(wants, policy, budgets, convention=options.convention)
+    columns = {name: getattr(found, name).tolist() for name in ("budgets", "miss_rate", "mean_pages", "peak_pages")}
+    if options.json:
+        rules = {"first_touch": options.first_touch, "convention": options.convention}
+        print(json.dumps({"policy": options.policy, "head_unit": options.unit, **columns, **rules}))
+        return
+    print(
+        f"{options.policy} in {options.unit}s, {options.first_touch}, {options.convention}; {wants.n_pages} pages in all"
+    )
+    print("".join(f"{name:>12}" for name in columns))
+    for budget, miss_rate, mean, peak in zip(*columns.values()):
+        print(f"{budget:>12}{miss_rate:>12.4f}{mean:>12.1f}{peak:>12.0f}")
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Check that logs are whole.
+
+    Compares every file of a log with its manifest and names the first that is missing, cut short, changed or foreign.
+
+    examples:
+      python -m wakekv verify runs/default/traces/smollm2-135m_niah_d50_s0
+      python -m wakekv verify runs/default/traces/*/
+    """
+    from wakekv.trace import read_manifest, verify
+
+    for path in options.trace:
+        verify(path)
+        print(f"{path}: whole, {len(read_manifest(path)['files'])} files as its manifest says")
+
+
+def reproduce(options: argparse.Namespace) -> None:
+    """Record what a profile needs, run the notebooks in order, and say where the results are.
+
+    Notebooks run one after another by papermill. One that is up to date is left out; one that runs says why; the first
+    that fails ends the run and is named. Profiles: smoke (minutes, tiny), default (the study, on two cores), full (the
+    paper's models, on a GPU). Results go to --out: traces, figures, tables, claims, executed notebooks, run.json.
+
+    examples:
+      python -m wakekv reproduce --profile smoke
+      python -m wakekv reproduce --out runs/mine --only 04
+      python -m wakekv reproduce --profile full --out runs/a30
+    """
+    from wakekv.reproduce import reproduce
+
+    settings = dict(_setting(text) for text in options.parameter)
+    only = [name for text in options.only for name in text.split(",") if name]
+    reproduce(options.profile, options.out, only=only, force=options.force, settings=settings)
+
+
+def models(options: argparse.Namespace) -> None:
+    """List the models known by name, or fetch some.
+
+    Size, licence, where each comes from, and whether it is here already. Listing asks nothing of the network.
+
+    examples:
+      python -m wakekv models
+      python -m wakekv models --fetch smollm2-135m gemma3-270m
+    """
+    from wakekv.models import describe, fetch
+
+    for name in options.fetch:
+        print(f"{name}: {fetch(name)}")
+    rows = [row for row in describe() if not options.fetch or row["name"] in options.fetch]
+    if options.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        there = "here" if row["cached"] else f"to fetch, {row['size']}"
+        print(f"{row['name']:<22} {row['parameters']:>8}  {there:<20} {row['licence']}")
+        print(f"{'':<22} {row['source']}" + (f"; {row['note']}" if row["note"] else ""))
+
+
+def claims(options: argparse.Namespace) -> int:
+    """What the paper claims, and what a run found.
+
+    Each claim beside the published value, ours, and a verdict: reproduced, direction holds, not reproduced, or not run
+    here and why. Exits with 1 if one is not reproduced that is declared to hold.
+
+    examples:
+      python -m wakekv claims
+      python -m wakekv claims --out runs/smoke --json
+    """
+    from wakekv.claims import as_text, table
+
+    if not Path(options.out).is_dir():
+        raise InputError(f"{options.out} is no run: python -m wakekv reproduce --out {options.out} makes one")
+    rows = table(options.out)
+    print(json.dumps(rows, ensure_ascii=False) if options.json else as_text(rows))
+    return int(any(row["failed"] for row in rows))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--budgets takes whole numbers with commas between, such as 8,16,32, not {text!r}") from None
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InputError(f"-p takes NAME=VALUE, not {text!r}")
+    return name, value
