@@ -63,8 +63,9 @@ def advance_each(
 
 @njit(cache=True, boundscheck=False)
 def trim_each(items, start, n_pages, members, member_start, resident, rerank, total, equal, floor, fetched, held):
-    """`replay.trim` at every budget, for one order. items int64 [item], best first in each group's start[g]:start[g + 1].
+    """`replay.trim` at every budget, for one order.
 
+    items int64 [item], best first in each group's start[g]:start[g + 1];
     total int64 [group, budget] what a group may keep; equal float64 [head, budget] a head's own share of it.
     """
     n_heads, n = equal.shape
