@@ -165,9 +165,7 @@ def poolable(many: Sequence[Reads], *, flagged: bool = False) -> list[Reads]:
         raise InputError(f"pool the logs of one model and one regime, got {kinds or 'none'}")
     kept = [reads for reads in many if flagged or not reads.flagged]
     if not kept:
-        raise InputError(
-            f"every log of {'/'.join(kinds[0])} repeats itself: use scripted text, or pass flagged=True"
-        )
+        raise InputError(f"every log of {'/'.join(kinds[0])} repeats itself: use scripted text, or pass flagged=True")
     return kept
 
 
