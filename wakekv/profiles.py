@@ -16,7 +16,7 @@ class Log:
     seed: int
     steps: int
     depth: float | None = None  # niah: where in the filler the needle lies, 0..1
-    length: int | None = None  # tokens of filler; None: what the regime takes by itself
+    length: int | None = None  # tokens of the prompt (niah, multiturn); None: the regime's own
     text: str = "scripted"  # scripted | greedy | sampled
 
     @property
@@ -43,14 +43,15 @@ class Profile:
 
 def _smoke() -> tuple[Log, ...]:
     model = "smollm2-135m"
-    niah = [Log(model, "niah", seed, 40, depth, 600) for seed, depth in enumerate((0.25, 0.5, 0.75))]
-    return (*niah, *(Log(model, regime, seed, 60) for regime in ("cot", "multiturn") for seed in (0, 1)))
+    niah = [Log(model, "niah", seed, 40, depth, 800) for seed, depth in enumerate((0.25, 0.5, 0.75))]
+    cot = [Log(model, "cot", seed, 60) for seed in (0, 1)]
+    return (*niah, *cot, *(Log(model, "multiturn", seed, 60, length=1200) for seed in (0, 1)))
 
 
 def _study(model: str, needles: list[tuple[float, int]]) -> list[Log]:
-    logs = [Log(model, "niah", seed, 320, depth, 5000) for depth, seed in needles]
+    logs = [Log(model, "niah", seed, 512, depth, 5000) for depth, seed in needles]
     logs += [Log(model, "cot", seed, 2048) for seed in range(5)]
-    return logs + [Log(model, "multiturn", seed, 320) for seed in range(5)]
+    return logs + [Log(model, "multiturn", seed, 512) for seed in range(5)]
 
 
 def _default() -> tuple[Log, ...]:
@@ -58,7 +59,7 @@ def _default() -> tuple[Log, ...]:
     logs = _study(small, [(depth, seed) for depth in (0.25, 0.5, 0.75) for seed in (0, 1, 2)])
     logs += _study("gemma3-270m", [(0.25, 0), (0.5, 1), (0.75, 2), (0.5, 3), (0.25, 4)])
     logs += [Log(small, "niah", 0, 256, 0.5, 5000, greedy)]
-    return (*logs, Log(small, "cot", 0, 512, text=greedy), Log(small, "multiturn", 0, 256, text=greedy))
+    return (*logs, Log(small, "cot", 0, 1024, text=greedy), Log(small, "multiturn", 0, 256, text=greedy))
 
 
 def _full() -> tuple[Log, ...]:

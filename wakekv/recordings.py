@@ -15,13 +15,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from wakekv.claims import write_json
+from wakekv.claims import ROOT, write_json
 from wakekv.errors import InputError, WakeKVError, lookup
 from wakekv.profiles import PROFILES, SAMPLING, Log, Profile
 from wakekv.sources import files_of
@@ -40,7 +40,13 @@ def ensure(log: Log, out: Path | str, *, device: str = "auto", dtype: str = "aut
     loaded = _loaded(log.model, dtype, device)
     scripted = log.text == "scripted"
     prompt = prompts.build(
-        log.regime, loaded.tokenizer, seed=log.seed, length=log.length, depth=log.depth, scripted=scripted
+        log.regime,
+        loaded.tokenizer,
+        seed=log.seed,
+        length=log.length,
+        depth=log.depth,
+        scripted=scripted,
+        context=loaded.context,
     )
     sample = {**SAMPLING, "seed": log.seed} if log.text == "sampled" else None
     settings = {"steps": log.steps, "sample": sample}
@@ -98,29 +104,39 @@ def logs(
     return found
 
 
-def _record(missing: list[Log], out: Path | str, profile: Profile, workers: int, say: Callable[[str], None]) -> None:
+def _record(missing: list[Log], out: Path | str, profile: Profile, workers: int, say, job=None) -> None:
+    """Record `missing` in worker processes by `job` (a test's stand-in; else `_timed`)."""
     start, total, done, failed = time.monotonic(), sum(map(_work, missing)), 0.0, []
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_one_thread) as pool:
-        running = {
-            pool.submit(_timed, log, str(out), profile.device, profile.dtype): log
-            for log in sorted(missing, key=lambda log: (log.model, -_work(log)))
-        }
-        for n, future in enumerate(as_completed(running), 1):
-            log = running[future]
-            done += _work(log)
-            try:
-                told = f"{log.name} recorded in {future.result():.0f} s"
-            except WakeKVError as error:
-                failed.append(f"{log.name}: {error}")
-                told = f"{log.name} FAILED: {error}"
-            except BrokenProcessPool:
-                failed.append(f"{log.name}: its process was killed (out of memory?); run again to resume")
-                told = f"{log.name} FAILED: its process was killed"
-            left = (time.monotonic() - start) * (total / done - 1)
-            say(f"[{n}/{len(missing)}] {told}" + (f"; about {_time(left)} left" if n < len(missing) else ""))
+    order = sorted(missing, key=lambda log: (log.model, -_work(log)))
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread)
+    try:
+        running = {pool.submit(job or _timed, log, str(out), profile.device, profile.dtype): log for log in order}
+        n_done, waiting = 0, set(running)
+        while waiting:
+            ended, waiting = wait(waiting, timeout=30, return_when=FIRST_COMPLETED)
+            if not ended:
+                say(f"recording for {_time(time.monotonic() - start)}, {n_done} of {len(missing)} logs done")
+            for future in ended:
+                log, error = running[future], future.exception()
+                n_done, done = n_done + 1, done + _work(log)
+                told = f"recorded in {_time(future.result())}" if error is None else f"FAILED: {_why(error)}"
+                failed += [] if error is None else [f"{log.name}: {_why(error)}"]
+                left = (time.monotonic() - start) * (total / done - 1)
+                say(f"[{n_done}/{len(missing)}] {log.name} {told}" + (f"; about {_time(left)} left" if waiting else ""))
+    except BaseException:  # interrupted: what is half recorded stays, to be gone on with
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
     if failed:
         raise WakeKVError(f"{len(failed)} of {len(missing)} logs failed: {'; '.join(failed)}")
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, BrokenProcessPool):
+        return "its process was killed (out of memory?); the same run goes on from there"
+    return str(error) if isinstance(error, WakeKVError) else f"{type(error).__name__}: {error}"
 
 
 def _timed(log: Log, out: str, device: str, dtype: str) -> float:
@@ -130,11 +146,8 @@ def _timed(log: Log, out: str, device: str, dtype: str) -> float:
 
 
 def _one_thread() -> None:
-    """In each worker: one thread, so that workers share the cores and sums do not depend on how they were split."""
+    """In each worker, before torch is there: one thread, so that workers share the cores and sums come out the same."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _prefetch(models: set[str]) -> None:
@@ -160,14 +173,17 @@ def _work(log: Log) -> float:
 
 @functools.cache
 def _recorder() -> dict[str, str]:
-    """What every recording depends on: the code, and the versions it runs on."""
+    """What every recording depends on: the code, the texts beside it, and the versions it runs on."""
     versions = {}
     for package in ("torch", "transformers"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "absent"
-    return versions | files_of(ast.parse("from wakekv import models, prompts, record"))
+    texts = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((ROOT / "wakekv").glob("*.json"))
+    }
+    return versions | texts | files_of(ast.parse("from wakekv import models, prompts, record"))
 
 
 def _request(log: Log) -> str:
