@@ -117,7 +117,7 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
         stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
         seen.advance(stop, kernels.advance, depth, bucket, groups, demand_fetch, policy.sticky, worst,
                      hist, weight_hist, fetch_hist, deepest, held, held_time, peak)  # fmt: skip
-        if policy.every and stop % policy.every == 0:
+        if policy.every and stop % policy.every == 0 and (rerank or held[0]):  # else nothing has moved
             trim_all()
         kernels.account(held, held_time, peak)
         step = stop

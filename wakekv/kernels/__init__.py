@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .each import advance_each, trim_each
 from .jit import AVAILABLE
+from .overlap import adjacent_common
 from .recency import recency
 from .stack import account, advance, restack
 
-__all__ = ["AVAILABLE", "account", "advance", "advance_each", "recency", "restack", "trim_each"]
+__all__ = ["AVAILABLE", "account", "adjacent_common", "advance", "advance_each", "recency", "restack", "trim_each"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 try:
+    from llvmlite import ir
     from numba import njit, types
     from numba.extending import intrinsic
 
@@ -13,12 +14,25 @@ except ImportError:
     def njit(**_):
         return lambda function: function
 
+    def intrinsic(function):
+        return function
 
-if AVAILABLE:
 
-    @intrinsic
-    def popcount(typing_context, word):  # one machine instruction
-        def generate(context, builder, signature, arguments):
-            return builder.ctpop(arguments[0])
+@intrinsic
+def popcount(typing_context, word):
+    """uint64 -> uint64: how many bits are set, in one machine instruction."""
 
-        return types.uint64(types.uint64), generate
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def trailing_zeros(typing_context, word):
+    """uint64 -> uint64: index of the lowest set bit; the word must not be 0."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate

@@ -23,6 +23,8 @@ class Recency(Policy):
 class Full(Policy):
     """Every page stays, at any budget: the ceiling of memory, the floor of misses."""
 
+    every: int = 0
+
     def rank(self, seen: Ledger) -> np.ndarray:
         return seen.recency
 

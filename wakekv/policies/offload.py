@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .. import kernels
 from ..demand import Demand
 from .ledger import Ledger
 from .policy import Policy
@@ -14,11 +15,8 @@ from .policy import Policy
 def adjacent_jaccard(demand: Demand) -> np.ndarray:
     """float [head]: mean Jaccard overlap of the wants of adjacent steps; 0 for a log of one step, pairs of empty
     steps left out."""
-    step, head = demand.step_of.astype(np.int64), demand.head_of.astype(np.int64)
-    item = (head * (demand.n_steps + 1) + step) * demand.n_pages + demand.page
-    both = np.isin(item + demand.n_pages, item)  # the same head's want of the same page one step later
-    pairs = demand.n_heads, demand.n_steps
-    common = np.bincount((head * demand.n_steps + step)[both], minlength=pairs[0] * pairs[1]).reshape(pairs)[:, :-1]
+    common = np.zeros((demand.n_heads, demand.n_steps - 1), np.int64)
+    kernels.adjacent_common(demand.ptr, demand.page, demand.n_pages, common)
     size = np.diff(demand.ptr, axis=1)
     union = size[:, :-1] + size[:, 1:] - common
     n = (union > 0).sum(1)

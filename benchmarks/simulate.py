@@ -1,0 +1,202 @@
+"""How fast is one pass? Every ratio is of two things timed in this one run, on one core.
+
+    python benchmarks/simulate.py --json
+
+ordereddict_sweep  time of a 64-budget sweep with an OrderedDict cache over the time of `curves`, same wants
+libcachesim_sweep  the same against libcachesim's LRU at 64 sizes (its misses are checked against ours, sequential mode)
+bound_fraction     time of one table update a want over the time of `curves` for reactive: 1 would be the bound
+any_rank           time of 64 replays of a policy written in Python over the time of its `curves`
+study_seconds      seconds for --study wants (10^8) through the paper's seven policies, every budget, after loading
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from wakekv.demand import Demand
+from wakekv.kernels.jit import njit
+from wakekv.policies import POLICIES, Policy
+from wakekv.simulate import curves, replay
+
+PAPER = ("full", "frozen", "reactive", "evict")
+SWEEP = range(1, 65)
+
+
+@dataclass(frozen=True)
+class OwnRank(Policy):
+    """A user's policy: half recency, half count."""
+
+    def rank(self, seen):
+        return seen.last_read + np.sqrt(seen.reads)
+
+
+@njit(cache=True)
+def _draw(n_heads, n_steps, wants, n_pages, seed, page, weight):
+    """Wants like a head's: most pages again, some long unread, a few new; distinct within a step."""
+    np.random.seed(seed)
+    used = np.zeros(n_pages, np.int64)
+    stamp = 0
+    recent = np.zeros(n_pages, np.int32)
+    n = 0
+    for h in range(n_heads):
+        for p in range(n_pages):
+            recent[p] = p
+        for _ in range(n_steps):
+            stamp += 1
+            for i in range(wants):
+                while True:
+                    depth = min(n_pages - 1, int(np.random.exponential(n_pages / 10.0)))
+                    p = recent[depth] if np.random.random() < 0.8 else np.random.randint(n_pages)
+                    if used[p] != stamp:
+                        break
+                used[p] = stamp
+                page[n] = p
+                weight[n] = (i + 1.0) / wants
+                other = np.random.randint(n_pages // 4)
+                recent[other], recent[min(n_pages - 1, other * 2)] = p, recent[other]
+                n += 1
+
+
+def made_up(n_wants: int, n_pages: int = 320, wants: int = 32, n_heads: int = 64, seed: int = 0) -> Demand:
+    n_steps = max(2, n_wants // (wants * n_heads))
+    page = np.empty(n_heads * n_steps * wants, np.int32)
+    weight = np.empty(len(page), np.float32)
+    _draw(n_heads, n_steps, wants, n_pages, seed, page, weight)
+    ptr = (np.arange(n_heads)[:, None] * n_steps + np.arange(n_steps + 1)) * wants
+    rng = np.random.default_rng(seed)
+    return Demand(
+        ptr=ptr.astype(np.int64), page=page, weight=weight,
+        created=np.full(n_pages, -1, np.int32), layer=(np.arange(n_heads) // 8).astype(np.int32),
+        prompt_rows=rng.random((n_heads, 32, n_pages)).astype(np.float32),
+        key_means=rng.normal(size=(n_heads, n_pages, 16)).astype(np.float32),
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def _one_update_per_want(ptr, page, table):
+    for h in range(len(ptr)):
+        for i in range(ptr[h, 0], ptr[h, -1]):
+            table[page[i]] += 1
+
+
+def ordered_dict_sweep(demand: Demand) -> None:
+    for h in range(demand.n_heads):
+        pages = demand.page[demand.ptr[h, 0] : demand.ptr[h, -1]].tolist()
+        for budget in SWEEP:
+            cache, misses = OrderedDict(), 0
+            for page in pages:
+                if page in cache:
+                    cache.move_to_end(page)
+                else:
+                    misses += 1
+                    cache[page] = None
+                    if len(cache) > budget:
+                        cache.popitem(last=False)
+
+
+def libcachesim_sweep(demand: Demand, folder: Path) -> tuple[float, list[int]]:
+    """(seconds, misses at each size, first touches included). Heads follow one another with pages of their own, which
+    for recency equals one cache a head: what an earlier head left behind always goes first."""
+    import libcachesim
+
+    record = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
+    requests = np.zeros(demand.n_wants, record)
+    requests["id"] = demand.head_of.astype(np.uint64) * demand.n_pages + demand.page + 1
+    requests["size"], requests["next"] = 1, -1
+    path = folder / "requests.bin"
+    requests.tofile(path)
+    misses = []
+    start = time.perf_counter()
+    for budget in SWEEP:
+        reader = libcachesim.TraceReader(str(path), libcachesim.TraceType.ORACLE_GENERAL_TRACE)
+        miss_ratio, _ = libcachesim.LRU(budget).process_trace(reader)
+        misses.append(round(miss_ratio * demand.n_wants))
+    return time.perf_counter() - start, misses
+
+
+def seconds(work, *args, repeats: int = 3) -> float:
+    """The fastest of a few runs, the first (which compiles) thrown away."""
+    work(*args)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work(*args)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure(n_wants: int, study: int) -> dict:
+    demand = made_up(n_wants)
+    print(f"{demand.n_wants:,} wants, {demand.n_heads} heads, {demand.n_pages} pages", file=sys.stderr)
+    ours = seconds(curves, demand, POLICIES["reactive"])
+    bound = seconds(_one_update_per_want, demand.ptr, demand.page, np.zeros(demand.n_pages, np.int64))
+    start = time.perf_counter()
+    ordered_dict_sweep(demand)
+    ordered = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        library, misses = libcachesim_sweep(demand, Path(folder))
+    few = made_up(200_000, n_heads=16)
+    first = sum(len(np.unique(few.page[few.ptr[h, 0] : few.ptr[h, -1]])) for h in range(few.n_heads))
+    with tempfile.TemporaryDirectory() as folder:
+        _, checked = libcachesim_sweep(few, Path(folder))
+    sequential = curves(few, POLICIES["reactive"], [4, 16, 64], "sequential").misses + first
+    if [checked[b - 1] for b in (4, 16, 64)] != sequential.tolist():
+        raise SystemExit(f"libcachesim misses {checked} and ours {sequential.tolist()} differ: the comparison is void")
+    swept = seconds(curves, few, OwnRank())
+    start = time.perf_counter()
+    for budget in SWEEP:
+        replay(few, OwnRank(), budget)
+    replayed = time.perf_counter() - start
+    result = {
+        "ordereddict_sweep": ordered / ours,
+        "libcachesim_sweep": library / ours,
+        "bound_fraction": bound / ours,
+        "any_rank": replayed / swept,
+        "reactive_wants_per_s": demand.n_wants / ours,
+    }
+    if study:
+        large = made_up(study, n_heads=270)
+        for name in PAPER:
+            if name in POLICIES:
+                curves(made_up(100_000, n_heads=270), POLICIES[name])  # compile
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        each = {}
+        for name in PAPER:
+            start = time.perf_counter()
+            curves(large, POLICIES[name])
+            each[name] = round(time.perf_counter() - start, 3)
+        result |= {
+            "study_wants": large.n_wants,
+            "study_seconds": round(sum(each.values()), 2),
+            "study_seconds_each": each,
+            "study_extra_memory_bytes": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),
+        }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wants", type=int, default=2_000_000, help="wants in the sweeps' log (default: %(default)s)")
+    parser.add_argument("--study", type=int, default=100_000_000, help="wants in the study, 0 to leave it out")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    result = measure(options.wants, options.study)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:28} {value if isinstance(value, dict) else format(value, ',.3g')}")
+
+
+if __name__ == "__main__":
+    main()
