@@ -80,16 +80,31 @@ def test_grade_is_the_plain_count(lead):
     assert grade(alarm, event, lead, unreachable=False).events == tally.events - tally.unreachable
 
 
-def test_random_alarms_score_what_the_formula_says():
+@pytest.mark.parametrize("same_heads", [False, True])
+def test_random_alarms_score_what_the_formula_says(same_heads):
     rng = np.random.default_rng(0)
     _, event = planted(rng)
-    alarm = rng.random(event.shape) < 0.07
+    event[:30] &= rng.random((30, 300)) < 0.2  # half of the heads seldom wake
+    alarm = rng.random(event.shape) < np.repeat([0.02, 0.15], 30)[:, None]
     own = grade(alarm, event, 8)
-    expected = at_random(own, event, 8)
-    drawn = np.mean([grade(rng.random(event.shape) < own.alarms / own.steps, event, 8) for _ in range(300)], axis=0)
+    expected = at_random(own, alarm, event, 8, same_heads=same_heads)
+    rate = alarm[:, 33:].mean(1, keepdims=True) if same_heads else alarm[:, 33:].mean()
+    drawn = np.mean([grade(rng.random(event.shape) < rate, event, 8) for _ in range(300)], axis=0)
     assert expected.recalled == pytest.approx(drawn[3], rel=0.02)
-    assert expected.true / expected.alarms == pytest.approx(own.hot / own.steps)
     assert expected.true == pytest.approx(drawn[1], rel=0.03)
+    assert (expected.true / expected.alarms > 1.3 * own.hot / own.steps) == same_heads
+
+
+def test_knowing_who_but_not_when_is_told_from_knowing_when(make_trace):
+    rng = np.random.default_rng(0)
+    _, event = planted(rng, n_heads=100, rate=0.05)
+    event[20:] = False
+    alarm = np.zeros(event.shape, bool)
+    alarm[:20] = rng.random((20, 300)) < 0.2  # the heads that wake, at any time
+    own = grade(alarm, event, 4)
+    f1 = METRICS["f1"]
+    assert f1(own) > 2 * f1(at_random(own, alarm, event, 4))
+    assert f1(own) == pytest.approx(f1(at_random(own, alarm, event, 4, same_heads=True)), rel=0.1)
 
 
 def test_a_periodic_alarm_recalls_everything_once_the_lead_spans_its_period():
@@ -124,7 +139,7 @@ def test_shuffled_labels_give_chance():
         shuffled[:, 80:] = rng.permuted(event[:, 80:], axis=1)[rng.permutation(200)]
         tally = grade(alarm, shuffled, 4, first=80)
         lift.append(METRICS["lift"](tally))
-        beyond.append(METRICS["recall"](tally) - METRICS["recall"](at_random(tally, shuffled, 4, 80)))
+        beyond.append(METRICS["recall"](tally) - METRICS["recall"](at_random(tally, alarm, shuffled, 4, 80)))
     assert np.mean(lift) == pytest.approx(1.0, abs=0.06)
     assert np.mean(beyond) == pytest.approx(0.0, abs=0.01)
 
@@ -198,7 +213,7 @@ def test_a_log_with_a_leading_signal_is_found_predictable(leading):
         (found,) = rows_of(table, signal="entropy_trend", grading="z", lead=lead, metric="recall")
         assert found["estimate"] == 1.0 if recall == 1.0 else found["estimate"] < recall
         assert found["n"] == 5 and found["n_events"] == 5 * 8 * 3 and "bootstrap" in found["method"]
-    (above,) = rows_of(table, signal="entropy_trend", grading="z", lead=4, metric="f1_above_random")
+    (above,) = rows_of(table, signal="entropy_trend", grading="z", lead=4, metric="f1_above_same_heads")
     assert above["lo"] > 0.1
     (lift,) = rows_of(table, signal="entropy_trend", grading="z", lead=4, metric="lift")
     assert lift["lo"] > 3
@@ -207,7 +222,7 @@ def test_a_log_with_a_leading_signal_is_found_predictable(leading):
 def test_the_table_holds_every_signal_grading_lead_and_metric_once(leading):
     table = wakeup_table(leading, leads=(1, 8))
     keys = [(r["signal"], r["grading"], r["lead"], r["metric"]) for r in table]
-    assert len(set(keys)) == len(keys) == 2 * ((len(SIGNALS) + 1) * 3 + 1) * (len(METRICS) + 6)
+    assert len(set(keys)) == len(keys) == 2 * ((len(SIGNALS) + 1) * 3 + 1) * (len(METRICS) + 12)
     assert {r["signal"] for r in table} == {*SIGNALS, "ensemble", "woke_recently"}
 
 

@@ -88,12 +88,23 @@ def grade(alarm: np.ndarray, event: np.ndarray, lead: int, first: int = FIRST, u
     return Tally(*map(float, (*counts, alarm[:, first:].size, follows.sum(), early.sum())))
 
 
-def at_random(tally: Tally, event: np.ndarray, lead: int, first: int = FIRST) -> Tally:
-    """What independent random alarms at the tally's own rate would score on average: exact, no draws."""
-    rate = tally.alarms / tally.steps if tally.steps else 0.0
-    step = np.nonzero(event)[1]
+def at_random(
+    own: Tally, alarm: np.ndarray, event: np.ndarray, lead: int, first: int = FIRST, same_heads: bool = False
+) -> Tally:
+    """What as many independent random alarms would score on average: exact, no draws. own: the tally of `alarm`.
+
+    They fall on any head and step; with same_heads, each head keeps its own number of alarms and only their time is
+    random. What a signal has beyond the first but not the second is knowing who wakes, not when.
+    """
+    n_steps = max(1, alarm[:, first:].shape[1])
+    rate = alarm[:, first:].sum(axis=1) / n_steps
+    if not same_heads:
+        rate = np.full(len(rate), rate.mean() if len(rate) else 0.0)
+    wakers = np.flatnonzero(event.any(axis=1))
+    true = (rate[wakers] * hot(event[wakers], lead)[:, first:].sum(axis=1)).sum()
+    head, step = np.nonzero(event)
     chances = np.maximum(0, step - np.maximum(step - lead, first))  # steps at which an alarm would recall the event
-    return tally._replace(true=rate * tally.hot, recalled=float(np.sum(1 - (1 - rate) ** chances)))
+    return own._replace(true=float(true), recalled=float(np.sum(1 - (1 - rate[head]) ** chances)))
 
 
 def periodic(tally: Tally, event: np.ndarray, lead: int, first: int = FIRST) -> Tally:
@@ -165,9 +176,10 @@ def wakeup_table(
 ) -> list[dict]:
     """Rows model, regime, signal, grading, lead, metric, estimate, lo, hi, n ... over the prompts of one regime.
 
-    Beside METRICS: random_* and periodic_* are alarms at the signal's own rate (random precision is the base rate), and
-    f1_above_random the difference, prompt by prompt. Counts: n_events, n_alarms, n_unreachable, and for z n_constant
-    and n_undefined, the head-steps without alarm because the window was constant or held an undefined value.
+    Beside METRICS stand as many alarms raised blindly: random_* on any head and step, same_heads_* at random steps of
+    the heads that the signal chose, periodic_* by a clock; f1_above_* is the difference, prompt by prompt. Counts:
+    n_events, n_alarms, n_unreachable, and for z n_constant and n_undefined, the head-steps without alarm because the
+    window was constant or held an undefined value.
     """
     kept = poolable(many, flagged=flagged)
     model, regime = label(kept[0].trace)
@@ -183,7 +195,8 @@ def wakeup_table(
         for lead in leads:
             for key, alarm in alarms(reads, event, lead, z, x).items():
                 own = grade(alarm, event, lead, unreachable=unreachable)
-                row = [*own, *at_random(own, event, lead), *periodic(own, event, lead)]
+                blind = at_random(own, alarm, event, lead), at_random(own, alarm, event, lead, same_heads=True)
+                row = [*own, *blind[0], *blind[1], *periodic(own, event, lead)]
                 tallies.setdefault((*key, lead), []).append(row)
     rows = []
     for (signal, grading, lead), sums in tallies.items():
@@ -202,13 +215,18 @@ def _of(metric: str, which: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda totals: METRICS[metric](Tally(*np.moveaxis(totals[..., which * n : (which + 1) * n], -1, 0)))
 
 
-_TABLE = {metric: _of(metric, 0) for metric in METRICS} | {
-    "random_recall": _of("recall", 1),
-    "random_f1": _of("f1", 1),
-    "periodic_precision": _of("precision", 2),
-    "periodic_recall": _of("recall", 2),
-    "periodic_f1": _of("f1", 2),
-    "f1_above_random": lambda totals: _of("f1", 0)(totals) - _of("f1", 1)(totals),
+_BESIDE = ("own", "random", "same_heads", "periodic")  # the order of a row's tallies
+_TABLE = {metric: _of(metric, 0) for metric in METRICS}
+_TABLE |= {
+    f"{who}_{metric}": _of(metric, which)
+    for which, who in enumerate(_BESIDE)
+    for metric in ("precision", "recall", "f1")
+    if who != "own"
+}
+_TABLE |= {
+    f"f1_above_{who}": lambda totals, which=which: _of("f1", 0)(totals) - _of("f1", which)(totals)
+    for which, who in enumerate(_BESIDE)
+    if who != "own"
 }
 
 

@@ -39,8 +39,10 @@ class Reads:
 
     @property
     def name(self) -> str:
-        """model / regime / seed, for messages and tables."""
-        return "{}/{}/{}".format(*label(self.trace), self.trace.manifest["prompt"].get("seed"))
+        """model/regime/seed, and how far into the prompt the needle begins: for messages and tables."""
+        trace = self.trace
+        where = f"/needle at {trace.needle[0][0] / trace.n_prompt:.0%}" if trace.needle else ""
+        return "{}/{}/seed {}".format(*label(trace), trace.manifest["prompt"]["seed"]) + where
 
     @property
     def flagged(self) -> bool:
