@@ -48,7 +48,9 @@ def random_demand(rng, first_touch, n_heads=None, n_steps=20, n_pages=8) -> Dema
 
 def cycle(n_pages, n_steps, first_touch="cold") -> Demand:
     """One head that wants one page a step, round and round: the trace on which recency is at its worst."""
-    return Demand.from_lists([[[t % n_pages] for t in range(n_steps)]], first_touch=first_touch)
+    rows, keys = np.ones((1, 32, n_pages), np.float32), np.eye(n_pages, dtype=np.float32)[None]
+    wants = [[[t % n_pages] for t in range(n_steps)]]
+    return Demand.from_lists(wants, first_touch=first_touch, prompt_rows=rows, key_means=keys)
 
 
 def demands(seed, first_touch):

@@ -15,6 +15,8 @@ from .policy import Policy
 class Recency(Policy):
     """Least recently used goes first: WakeKV's rule (paper, section 3). With reversible=False it is `evict`."""
 
+    source = "WakeKV, section 3"
+
     def rank(self, seen: Ledger) -> np.ndarray:
         return seen.recency
 
@@ -40,6 +42,7 @@ class Optimum(Policy):
     the whole step admitted at once and a trim at its end; of equal scope with whatever it is compared with.
     """
 
+    source = "Belady 1966"
     offline: bool = True
 
     def rank(self, seen: Ledger) -> np.ndarray:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
 import numpy as np
 
 from ..demand import Demand
 from ..errors import InputError
 
 UNKNOWN = -1
+State = TypeVar("State")
 
 
 class Ledger:
@@ -34,6 +38,7 @@ class Ledger:
         shape = demand.n_heads, demand.n_pages
         self.by_want = demand.first_touch == "cold" and start == "demand"  # a page becomes known by being wanted
         self.step, self.layer, self.created = -1, demand.layer, demand.created
+        self.page_tokens = demand.page_tokens
         self.prompt_rows, self.key_means = demand.prompt_rows, demand.key_means
         self.reads = np.zeros(shape, np.int64)
         self.recency = np.full(shape, UNKNOWN, np.int64)
@@ -45,7 +50,7 @@ class Ledger:
             self.known[:] = demand.created < 0
             self.recency[self.known] = self._item[self.known]
         self._next = demand.next_use[1].copy() if future else None
-        self._sums: dict[tuple[str, float], list] = {}
+        self._running: dict[Hashable, tuple] = {}
 
     def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Take in the next step. Returns (heads, entries, births, excused).
@@ -116,36 +121,78 @@ class Ledger:
             )
         return self.prompt_rows if rows is None else self.prompt_rows[:, -rows:]
 
-    def recent(self, steps: int, how: str = "sum") -> np.ndarray:
-        """float32 [head, page]: weight read in the last `steps` steps, as their "sum" or their "max"."""
+    def keys(self) -> np.ndarray:
+        """float32 [head, page, d]: mean key of each page. InputError if not logged."""
+        if self.key_means is None:
+            raise InputError("this log has no page key means, so a policy that compares keys cannot run on it")
+        return self.key_means
+
+    def newest(self, tokens: int) -> np.ndarray:
+        """bool [page]: the pages that hold the last `tokens` tokens, rounded up to whole pages."""
+        pages = np.zeros(len(self.created), bool)
+        n = -(-tokens // self.page_tokens)
+        pages[np.flatnonzero(self.created <= self.step)[-n:]] = True
+        return pages
+
+    def recent(self, steps: int, how: str = "sum", at: int | None = None) -> np.ndarray:
+        """float32 [head, page]: weight read in the last `steps` steps, as their "sum" or their "max".
+
+        at  the last of these steps; the present one unless named. InputError for one that is yet to come.
+        """
+        at = self.step if at is None else at
+        if at > self.step:
+            raise InputError(f"step {at} is yet to come: the last one seen is {self.step}")
         out = np.zeros(self.known.shape, np.float32)
         gather = {"sum": np.add, "max": np.maximum}[how]
-        for t in range(max(0, self.step - steps + 1), self.step + 1):
+        for t in range(max(0, at - steps + 1), at + 1):
             heads, entries = self._demand.at(t)
-            gather.at(out, (heads, self._demand.page[entries]), self._demand.weight[entries])
+            where, weight = (heads, self._demand.page[entries]), self._demand.weight[entries]
+            out[where] = gather(out[where], weight)  # a step wants a page once
         return out
+
+    def window(self, rows: int, at: int | None = None) -> np.ndarray:
+        """float32 [head, page]: weight from the last `rows` query rows, summed; the prompt's own last rows (InputError
+        if not logged) as long as fewer have been decoded."""
+        at = self.step if at is None else at
+        decoded = self.recent(rows, at=at)
+        return decoded if at + 1 >= rows else decoded + self.prompt(rows - at - 1).sum(1)
+
+    def running(
+        self, name: Hashable, start: Callable[[], State], update: Callable[[State, int], State] | None = None
+    ) -> State:
+        """What a policy carries from step to step, kept here so that the policy itself keeps nothing.
+
+        The first time start(), and then state = update(state, t) for every step t that has passed since. Without an
+        update: a constant worked out once. Not to be changed by the caller.
+        """
+        state, upto = self._running[name] if name in self._running else (start(), -1)
+        if update is not None:
+            for t in range(upto + 1, self.step + 1):
+                state = update(state, t)
+        self._running[name] = state, self.step
+        return state
 
     def decayed(self, what: str, keep: float) -> np.ndarray:
         """float64 [head, page]: x <- keep * x + now, or for "peak" x <- max(keep * x, now), over all steps so far.
 
-        what  "reads" (now is 1 for a want), "weight" (now is its weight), "peak" (its weight; a decayed maximum)
+        what  "reads" (now is 1 for a want), "weight" (its weight), "square" (its weight squared), "peak" (its weight;
+              a decayed maximum)
         """
-        if what not in ("reads", "weight", "peak"):
-            raise InputError(f"decayed() takes reads, weight or peak, not {what!r}")
-        total, upto = self._sums.setdefault((what, keep), [np.zeros(self.known.shape), -1])
-        for t in range(upto + 1, self.step + 1):
+        if what not in ("reads", "weight", "square", "peak"):
+            raise InputError(f"decayed() takes reads, weight, square or peak, not {what!r}")
+
+        def add(total, t):
             heads, entries = self._demand.at(t)
-            pages = self._demand.page[entries]
+            where, weight = (heads, self._demand.page[entries]), self._demand.weight[entries].astype(np.float64)
             if keep != 1.0:
                 total *= keep
-            if what == "reads":
-                total[heads, pages] += 1.0
-            elif what == "weight":
-                total[heads, pages] += self._demand.weight[entries]
+            if what == "peak":
+                total[where] = np.maximum(total[where], weight)
             else:
-                total[heads, pages] = np.maximum(total[heads, pages], self._demand.weight[entries])
-        self._sums[what, keep][1] = self.step
-        view = total.view()
+                total[where] += {"reads": 1.0, "weight": weight, "square": weight * weight}[what]
+            return total
+
+        view = self.running((what, keep), lambda: np.zeros(self.known.shape), add).view()
         view.flags.writeable = False
         return view
 

@@ -12,8 +12,9 @@ simulation from a real cache. Subclass, write `rank`, and every budget's exact m
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -35,7 +36,17 @@ class Policy:
     floor       for a shared scope: the part of the equal share each head keeps whatever it ranks (Ada-KV's alpha)
     sticky      a page that missed once misses for ever, though the schedule goes on (the control `shadow`)
     offline     sees the log it is run on beforehand (a calibration, or the future): an upper bound, said in every table
+
+    What the survey of methods (the paper's Figure 1a) asks of each, as plain class attributes:
+    source      where the rule was published
+    roles       when heads come to be treated unequally: "offline", "prefill", "decode"; "" if they never are
+    withheld    numbers this policy does not get, by their name in Curves, each with the reason a page-level log cannot
+                give it; tables and figures print the reason in place of the number
     """
+
+    source: ClassVar[str] = ""
+    roles: ClassVar[str] = ""
+    withheld: ClassVar[Mapping[str, str]] = {}
 
     reversible: bool = True
     every: int = 1
@@ -66,9 +77,18 @@ class Policy:
         """[head]: each head's budget as a multiple of B, asked once before the first step; inf keeps every page."""
         return np.ones(len(seen.layer))
 
-    def fit(self, demand: Demand) -> Policy:
-        """The policy calibrated on a log, for those that are; `self` for the others."""
+    def fit(self, *demands: Demand) -> Policy:
+        """The policy calibrated on some logs, for those that are (once: a fitted one stays as it is)."""
         return self
+
+    def held_out(self, *demands: Demand) -> Policy:
+        """The policy calibrated on other logs than those it will run on, so no longer an upper bound."""
+        return self.fit(*demands).but(offline=False)
+
+    @property
+    def when(self) -> str:
+        """When what a head keeps is decided: its role if it has one, else the choice of its pages."""
+        return self.roles or ("decode" if self.every else "prefill")
 
     def but(self, **changes) -> Policy:
         """The same policy with one thing changed, for controls: reactive.but(reversible=False) is evict."""
