@@ -19,10 +19,15 @@ def files_of(code: ast.Module) -> dict[str, str]:
         path = waiting.pop()
         name = path.relative_to(ROOT).as_posix()
         if name not in found:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            waiting += _imported(tree, path.parent.relative_to(ROOT).as_posix().replace("/", "."))
-            found[name] = code_sha256(tree)
+            waiting += imported_by(path)
+            found[name] = code_sha256(ast.parse(path.read_text(encoding="utf-8")))
     return dict(sorted(found.items()))
+
+
+def imported_by(path: Path) -> list[Path]:
+    """The package's files that one of them imports, wherever in it."""
+    inside = path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+    return _imported(ast.parse(path.read_text(encoding="utf-8")), inside)
 
 
 def code_sha256(tree: ast.Module) -> str:

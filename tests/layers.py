@@ -1,0 +1,28 @@
+"""The rings and the order of the files: each imports only from those before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wakekv.claims import ROOT
+
+# numpy, scipy, statsmodels, pandas; faster with numba
+CORE = ["errors", "trace", "kernels", "demand", "policies", "replay", "simulate", "stats", "match", "study", "tables",
+        "reads", "churn", "wakeups", "grading", "bursts", "markers", "prefetch"]  # fmt: skip
+PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
+METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record"]  # + torch, transformers
+RUN = ["claims", "sources", "profiles", "recordings", "notebooks", "reproduce", "commands", "__main__"]
+RINGS = [CORE, PICTURES, METAL, RUN]
+ORDER = [name for ring in RINGS for name in ring]
+
+
+def files(ring: list[str]) -> list[Path]:
+    """The files of a ring, those of its folders too."""
+    package = ROOT / "wakekv"
+    return [
+        path for path in sorted(package.rglob("*.py")) if path.relative_to(package).parts[0].removesuffix(".py") in ring
+    ]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
