@@ -48,10 +48,10 @@ def _draw(n_heads, n_steps, wants, n_pages, seed, page, weight):
     stamp = 0
     recent = np.zeros(n_pages, np.int32)
     n = 0
-    for h in range(n_heads):
+    for _ in range(n_heads):
         for p in range(n_pages):
             recent[p] = p
-        for _ in range(n_steps):
+        for _step in range(n_steps):
             stamp += 1
             for i in range(wants):
                 while True:

@@ -112,6 +112,13 @@ class Demand:
         np.minimum.at(first.reshape(-1), item, self.step_of)
         return following, first
 
+    @cached_property
+    def births(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ptr int64 [step + 1], page int32): the pages created at step t are page[ptr[t]:ptr[t + 1]], in order."""
+        page = np.argsort(self.created, kind="stable").astype(np.int32)
+        ptr = np.searchsorted(self.created[page], np.arange(self.n_steps + 1))
+        return ptr - ptr[0], page[ptr[0] : ptr[-1]]
+
     def at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(heads, entries): who wants something at `step`, and where in `page` and `weight` it stands."""
         starts, stops = self.ptr[:, step], self.ptr[:, step + 1]

@@ -33,23 +33,33 @@ def curves(demand: Demand, policy: Policy, budgets=None, convention: str = "batc
     policy = policy.fit(demand)
     if policy.floor and policy.scope != "head":
         return _each(demand, policy, budgets)
-    plain = policy == Recency(reversible=True, start=policy.start) and type(policy) is Recency
-    if plain and (policy.start == "demand" or demand.first_touch == "warm"):
+    if type(policy) is Recency and policy.every == 1 and policy.scope == "head":
         return _recency(demand, policy).at(budgets)
     return _sweep(demand, policy).at(budgets)
 
 
 def _recency(demand: Demand, policy: Policy) -> Curves:
+    """Recency with a budget a head, trimmed every step: head by head, with no ledger to keep."""
     n, cold = demand.n_pages, demand.first_touch == "cold"
-    hist, seen_hist = np.zeros((2, demand.n_heads, n + 2), np.int64)
-    weight_hist, deepest = np.zeros(n + 2), np.zeros(demand.n_steps, np.int32)
-    kernels.recency(
-        demand.ptr, demand.page, demand.weight, demand.created, cold, n, hist, weight_hist, seen_hist, deepest
-    )
-    budgets = np.arange(1, n + 1)
-    known = np.arange(n + 2)
-    below = np.minimum(budgets[:, None], known)  # [budget, pages known]: how many of them are resident
-    last_known = np.array([np.flatnonzero(row).max() for row in seen_hist])
+    by_want = cold and policy.start == "demand"
+    known = np.zeros(n, bool) if by_want else demand.created < 0
+    hist, weight_hist = np.zeros((demand.n_heads, n + 2), np.int64), np.zeros(n + 2)
+    budgets, deepest = np.arange(1, n + 1), np.zeros(demand.n_steps, np.int32)
+    wants = demand.ptr, demand.page, demand.weight, *demand.births, known
+    if policy.reversible and not policy.sticky and by_want == cold:  # the paper's rule, where the bits apply
+        seen = np.zeros((demand.n_heads, n + 2), np.int64)
+        kernels.recency(*wants, cold, hist, weight_hist, seen, deepest)
+        fetch_hist = hist.sum(0)
+        last = n + 1 - (seen[:, ::-1] > 0).argmax(1)  # pages known at the end, a head
+        held_end = np.cumsum(np.bincount(last, minlength=n + 2)[::-1])[::-1]  # heads that know at least b pages
+        held_time = np.cumsum(seen.sum(0)[::-1])[::-1]
+        held_end[0] = held_time[0] = 0
+    else:
+        fetch_hist, held_end, held_time = np.zeros((3, n + 2), np.int64)
+        kernels.recency_by_head(
+            *wants, by_want, cold, policy.reversible, policy.sticky,
+            hist, weight_hist, fetch_hist, deepest, held_end, held_time,
+        )  # fmt: skip
     misses = _above(hist)
     return counted(
         demand,
@@ -59,9 +69,9 @@ def _recency(demand: Demand, policy: Policy) -> Curves:
         budgets=budgets,
         misses=misses.sum(0),
         missed_weight=_above(weight_hist[None])[0],
-        mean_pages=below @ seen_hist.sum(0) / demand.n_steps,
-        peak_pages=np.minimum(budgets[:, None], last_known).sum(1),
-        fetched=misses.sum(0),
+        mean_pages=np.cumsum(held_time)[1:-1] / demand.n_steps,
+        peak_pages=np.cumsum(held_end)[1:-1],
+        fetched=_above(fetch_hist[None])[0],
         stall_steps=(deepest > budgets[:, None]).sum(1),
         head_misses=misses,
     )

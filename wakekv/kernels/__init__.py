@@ -6,6 +6,16 @@ from .each import advance_each, trim_each
 from .jit import AVAILABLE
 from .overlap import adjacent_common
 from .recency import recency
-from .stack import account, advance, restack
+from .stack import account, advance, recency_by_head, restack
 
-__all__ = ["AVAILABLE", "account", "adjacent_common", "advance", "advance_each", "recency", "restack", "trim_each"]
+__all__ = [
+    "AVAILABLE",
+    "account",
+    "adjacent_common",
+    "advance",
+    "advance_each",
+    "recency",
+    "recency_by_head",
+    "restack",
+    "trim_each",
+]

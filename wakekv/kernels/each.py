@@ -7,9 +7,9 @@ import numpy as np
 from .jit import njit
 
 
-@njit(cache=True, boundscheck=False)
+@njit(cache=True, error_model="numpy")
 def advance_each(
-    t0, t1, ptr, page, weight, order, created, by_want, cold, stamps, following,  # the demand
+    t0, t1, ptr, page, weight, order, birth_ptr, birth_page, by_want, cold, stamps, following,  # the demand
     reads, stamp_of, known, born, next_use,  # the ledger
     resident, demand_fetch, sticky, dead,  # the policy
     misses, missed_weight, fetched, stalled, held, held_time, peak,  # the results
@@ -27,7 +27,7 @@ def advance_each(
                 p = page[i]
                 here, lost = resident[h, p], dead[h, p]
                 excused = reads[h, p] == 0 if cold else not known[h, p]
-                birth = (by_want and excused) or (not by_want and created[p] == t)
+                birth = (by_want and excused) or (not by_want and not known[h, p])
                 for b in range(n):
                     if not excused and (not here[b] or (sticky and lost[b])):
                         misses[h, b] += 1
@@ -46,22 +46,22 @@ def advance_each(
                 if len(following):
                     next_use[h, p] = following[i]
         if not by_want:
-            for p in range(n_pages):
-                if created[p] == t:
-                    for h in range(n_heads):
-                        if stamp_of[h, p] < base:  # born without being wanted
-                            stamp_of[h, p] = base + p * n_heads + h
-                        known[h, p], born[h, p] = True, t
-                        for b in range(n):
-                            held[b] += not resident[h, p, b]
-                            resident[h, p, b] = 1
+            for j in range(birth_ptr[t], birth_ptr[t + 1]):
+                p = birth_page[j]
+                for h in range(n_heads):
+                    if stamp_of[h, p] < base:  # born without being wanted
+                        stamp_of[h, p] = base + p * n_heads + h
+                    known[h, p], born[h, p] = True, t
+                    for b in range(n):
+                        held[b] += not resident[h, p, b]
+                        resident[h, p, b] = 1
         if t < t1 - 1:
             for b in range(n):
                 held_time[b] += held[b]
                 peak[b] = max(peak[b], held[b])
 
 
-@njit(cache=True, boundscheck=False)
+@njit(cache=True, error_model="numpy")
 def trim_each(items, start, n_pages, members, member_start, resident, rerank, total, equal, floor, fetched, held):
     """`replay.trim` at every budget, for one order.
 

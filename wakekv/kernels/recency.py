@@ -12,7 +12,7 @@ NOWHERE = U(0xFFFFFFFF)
 
 
 @njit(cache=True, error_model="numpy")
-def recency(ptr, page, weight, created, cold, n_pages, hist, weight_hist, seen_hist, deepest):
+def recency(ptr, page, weight, birth_ptr, birth_page, start_known, cold, hist, weight_hist, seen_hist, deepest):
     """Per-head recency, reversible, trimmed every step: every budget of the paper's rule, one pass over the wants.
 
     Each want takes the next bit of a row of 64-bit words; a page's depth is the number of live bits from its own to
@@ -21,7 +21,7 @@ def recency(ptr, page, weight, created, cold, n_pages, hist, weight_hist, seen_h
     hist int64 [head, n_pages + 2] counts wants by depth, weight_hist float64 [n_pages + 2] their weight,
     seen_hist int64 [head, n_pages + 2] steps by pages known at their end, deepest int32 [step] the deepest want.
     """
-    n_heads, n_steps = ptr.shape[0], ptr.shape[1] - 1
+    n_heads, n_steps, n_pages = ptr.shape[0], ptr.shape[1] - 1, len(start_known)
     widest = 0
     for h in range(n_heads):
         for t in range(n_steps):
@@ -40,7 +40,7 @@ def recency(ptr, page, weight, created, cold, n_pages, hist, weight_hist, seen_h
         known = 0
         if not cold:
             for p in range(n_pages):
-                if created[p] < 0:
+                if start_known[p]:
                     slot_of[p] = top
                     page_in[top] = p
                     live[top >> SIX] |= ONE << (top & WORD)
@@ -85,13 +85,13 @@ def recency(ptr, page, weight, created, cold, n_pages, hist, weight_hist, seen_h
                     live[new >> SIX] = (ONE << (new & WORD)) - ONE
                 top = new
             if not cold:  # pages created in this step come in first, below the step's wants
-                for p in range(n_pages):
-                    if created[p] == t:
-                        slot_of[p] = top
-                        page_in[top] = p
-                        live[top >> SIX] |= ONE << (top & WORD)
-                        top += ONE
-                        known += 1
+                for j in range(birth_ptr[t], birth_ptr[t + 1]):
+                    p = birth_page[j]
+                    slot_of[p] = top
+                    page_in[top] = p
+                    live[top >> SIX] |= ONE << (top & WORD)
+                    top += ONE
+                    known += 1
             for i in range(first, last):
                 p = np.uint32(page[i])
                 slot = U(slot_of[p])
