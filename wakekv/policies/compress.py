@@ -176,16 +176,22 @@ class GKVBlend(Policy):
 
 @dataclass(frozen=True)
 class StreamingLLM(Policy):
-    """StreamingLLM: the first `sinks` tokens and the newest pages. Nothing that is read changes it."""
+    """StreamingLLM: the first `sinks` tokens and the newest pages. Nothing that is read changes it.
+
+    A budget too small for both has them in the ratio of sinks to recent, in whole pages.
+    """
 
     source = "arXiv 2309.17453"
     reversible: bool = False
     start: Literal["demand", "prompt"] = "prompt"
     sinks: int = 4
+    recent: int = 4
 
     def rank(self, seen: Ledger) -> np.ndarray:
         page = np.arange(len(seen.created), dtype=np.float64)
-        return np.broadcast_to(np.where(page * seen.page_tokens < self.sinks, np.inf, page), seen.known.shape)
+        first = np.where(page * seen.page_tokens < self.sinks, page, np.inf)
+        order = interleave((first, self.sinks), (newest_first(seen.created <= seen.step), self.recent))
+        return np.broadcast_to(order, seen.known.shape)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Ledger:
         count(
             self.step + 1, stop, demand.ptr, demand.page, demand.weight,
             empty if self._scope == "head" else demand.order,
-            demand.created, self.by_want, demand.first_touch == "cold", self._stamps,
+            *demand.births, self.by_want, demand.first_touch == "cold", self._stamps,
             np.zeros(0, np.int32) if self._next is None else demand.next_use[0],
             self.reads, self.recency, self.known, self.born,
             np.zeros((0, 0), np.int32) if self._next is None else self._next, *counting,

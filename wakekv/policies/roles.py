@@ -18,9 +18,9 @@ from ..errors import InputError
 from ..trace import Trace
 from .compress import SnapKV, StreamingLLM
 from .ledger import Ledger
-from .order import interleave, newest_first
 
 Scores = tuple[float, ...]
+NEAR = 256  # tokens: what counts as newest when heads are told apart, DuoAttention's own window
 
 
 def distance(demand: Demand) -> np.ndarray:
@@ -83,11 +83,11 @@ def per_head(values: Sequence[float] | None, seen: Ledger) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DuoAttention(StreamingLLM):
-    """DuoAttention: the `dense` half of heads that retrieve keep every page; the others keep the first 64 tokens and
-    the newest, 1 to 4.
+    """DuoAttention: the `dense` half of heads that retrieve keep every page, the others the first 64 tokens and the
+    newest (256 in the method, B here).
 
-    Simplified: heads are told apart by `scores`, by default the weight they read beyond those pages (a trained gate
-    there); sinks and newest pages are interleaved below 20 pages.
+    Simplified: heads are told apart by `scores`, by default the weight they read beyond those 64 and 256 tokens (a
+    trained gate there).
     """
 
     source = "arXiv 2410.10819"
@@ -99,13 +99,7 @@ class DuoAttention(StreamingLLM):
     scores: Scores | None = field(default=None, repr=False)
 
     def fit(self, *demands: Demand) -> DuoAttention:
-        return self if self.scores is not None else self.but(scores=far_weight(demands, self.sinks, self.recent))
-
-    def rank(self, seen: Ledger) -> np.ndarray:
-        page = np.arange(len(seen.created), dtype=np.float64)
-        first = np.where(page * seen.page_tokens < self.sinks, page, np.inf)
-        order = interleave((first, self.sinks), (newest_first(seen.created <= seen.step), self.recent))
-        return np.broadcast_to(order, seen.known.shape)
+        return self if self.scores is not None else self.but(scores=far_weight(demands, self.sinks, NEAR))
 
     def share(self, seen: Ledger) -> np.ndarray:
         scores = per_head(self.scores, seen)
@@ -126,27 +120,25 @@ class RazorAttention(DuoAttention):
 
     source = "arXiv 2407.15891"
     sinks: int = 4
+    recent: int = 4
     dense: float = 0.15
 
-    def rank(self, seen: Ledger) -> np.ndarray:
-        return StreamingLLM.rank(self, seen)
 
-
-def spans(demands: Sequence[Demand], density: float) -> Scores:
-    """(head): how many newest pages each head should keep for the least logged weight lost, their mean being `density`
-    of all pages: one price per page for all heads, bisected until the mean is met."""
-    n = max(d.n_pages for d in demands)
-    covered = np.zeros((demands[0].n_heads, n + 1))
+def spans(demands: Sequence[Demand], sinks: int, density: float) -> Scores:
+    """(head): how many pages each head should keep, the first `sinks` tokens' and then the newest, for the least logged
+    weight lost, their mean being `density` of all: one price a page for all heads, bisected until the mean is met."""
+    n, fixed = max(d.n_pages for d in demands), -(-sinks // demands[0].page_tokens)
+    read = np.zeros((demands[0].n_heads, n + 1))
     for d in demands:
         item = d.head_of.astype(np.int64) * (n + 1) + distance(d) + 1
-        covered += np.bincount(item, d.weight / d.n_steps, covered.size).reshape(covered.shape)
-    covered = np.cumsum(covered, axis=1)
-    low, high = 0.0, float(covered.max()) + 1.0
+        read += np.bincount(item, d.weight * (d.page >= fixed) / d.n_steps, read.size).reshape(read.shape)
+    kept = np.cumsum(read, axis=1)  # [head, window]
+    low, high = 0.0, float(kept.max()) + 1.0
     for _ in range(50):
         price = (low + high) / 2
-        best = (covered - price * np.arange(n + 1)).argmax(1)
-        low, high = (price, high) if best.mean() > density * n else (low, price)
-    return tuple(np.maximum(best, 1).astype(float).tolist())
+        window = (kept - price * np.arange(n + 1)).argmax(1)
+        low, high = (price, high) if window.mean() + fixed > density * n else (low, price)
+    return tuple((np.maximum(window, 1) + fixed).astype(float).tolist())
 
 
 @dataclass(frozen=True)
@@ -161,11 +153,12 @@ class MoA(StreamingLLM):
     roles = "offline"
     offline: bool = True
     sinks: int = 64
+    recent: int = 64
     density: float = 0.5
     widths: Scores | None = field(default=None, repr=False)
 
     def fit(self, *demands: Demand) -> MoA:
-        return self if self.widths is not None else self.but(widths=spans(demands, self.density))
+        return self if self.widths is not None else self.but(widths=spans(demands, self.sinks, self.density))
 
     def share(self, seen: Ledger) -> np.ndarray:
         widths = per_head(self.widths, seen)
@@ -177,8 +170,8 @@ class HeadKV(SnapKV):
     """HeadKV: SnapKV with head budgets of a fixed part, 1 - 1 / beta of an equal share, and a part of a pool of the
     rest in proportion to how much the head retrieves.
 
-    Simplified: `scores` may come from needle_scores; by default the weight a head reads beyond the first token page and
-    the last 32 tokens. beta is published as 1.005 to 10.
+    Simplified: `scores` may come from needle_scores; by default the weight a head reads beyond the first page and the
+    last 32 tokens. beta is published as 1.005 to 10; ours lies between.
     """
 
     source = "arXiv 2410.19258"
