@@ -1,0 +1,1 @@
+"""The pictures, by what they show; figures.py lists them."""

@@ -1,0 +1,117 @@
+"""A study: policies run over every log of one model and regime. What the figures and tables of policies are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from wakekv import match, stats
+from wakekv.demand import demand
+from wakekv.errors import InputError, lookup
+from wakekv.policies import POLICIES
+from wakekv.replay import Curves
+from wakekv.simulate import curves
+from wakekv.trace import Trace
+
+PAPER = ("full", "frozen", "reactive", "evict", "optimum")  # the paper's four (section 5.1) and the floor below them
+KEY = ("model", "regime", "text")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One model and regime under several policies.
+
+    curves   policy -> one Curves a prompt, in the order of the logs
+    wants    int64 [head]: wants of each head, summed over prompts;  layer int [head]
+    text     how the logs' text was made: scripted, greedy or sampled;  flagged: logs whose text repeats itself
+    machine  what the logs were recorded on, in words
+    """
+
+    model: str
+    regime: str
+    text: str
+    machine: str
+    unit: str
+    layer: np.ndarray
+    wants: np.ndarray
+    curves: dict[str, list[Curves]]
+    flagged: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} / {self.regime}"
+
+    @property
+    def n_prompts(self) -> int:
+        return len(next(iter(self.curves.values())))
+
+    def curve(self, policy: str) -> match.Curve:
+        """All prompts pooled: misses over wants, memory averaged over prompts, at the budgets all of them have."""
+        return match.pooled(policy, self._of(policy))
+
+    def rates(self, policy: str, budgets: Sequence[int] | None = None, *, resamples: int = stats.RESAMPLES):
+        """DataFrame budget, mean_pages, miss_rate, lo, hi, n, unit, method: `curve` with intervals over prompts.
+
+        mean_pages: mean resident pages, summed over heads. lo, hi: bootstrap over prompts, nan where there is one.
+        """
+        pooled = self.curve(policy)
+        if budgets is not None:
+            absent = sorted(set(budgets) - set(pooled.budgets.tolist()))
+            if absent:
+                raise InputError(f"budget {absent[0]} was not simulated for {self.name}: 1..{pooled.budgets[-1]} were")
+            pooled = pooled.at(budgets)
+        each = [one.at(pooled.budgets) for one in self._of(policy)]
+        n_wants, misses = [one.n_wants for one in each], np.array([one.misses for one in each])
+        found = [stats.ratio(misses[:, b], n_wants, resamples=resamples).row() for b in range(len(pooled.budgets))]
+        table = pd.DataFrame(found).rename(columns={"estimate": "miss_rate"}).drop(columns="descriptive")
+        table.insert(0, "budget", pooled.budgets)
+        table.insert(1, "mean_pages", pooled.memory)
+        return table
+
+    def head_rates(self, policy: str, budget: int) -> np.ndarray:
+        """float [head]: each head's misses over its wants at one budget, all prompts together."""
+        misses = sum(one.at(budget).head_misses[:, 0] for one in self._of(policy))
+        return misses / np.maximum(self.wants, 1)
+
+    def _of(self, policy: str) -> list[Curves]:
+        return lookup(policy, self.curves, "policy of this study")
+
+
+def studies(
+    traces: Iterable[Trace], policies: Sequence[str] = PAPER, budgets=None, convention: str = "batch", **options
+) -> list[Study]:
+    """One Study for each model, regime and kind of text among the logs, in order of appearance.
+
+    budgets, convention: as for `curves`. options: as for `demand` (unit, first_touch, page_tokens, k).
+    """
+    parts: dict[tuple, list] = {}
+    for trace in traces:
+        wants = demand(trace, **options)
+        found = {name: curves(wants, lookup(name, POLICIES, "policy"), budgets, convention) for name in policies}
+        parts.setdefault(key(trace), []).append((trace, wants.layer, wants.ptr[:, -1] - wants.ptr[:, 0], found))
+    return [_joined(group, policies, options.get("unit", "head")) for group in parts.values()]
+
+
+def key(trace: Trace) -> tuple[str, str, str]:
+    """What logs are pooled by: model, regime, kind of text."""
+    manifest = trace.manifest
+    return manifest["model"]["name"], manifest["prompt"]["regime"], manifest["text"]["mode"]
+
+
+def machine(trace: Trace) -> str:
+    """What a log was recorded on, in words."""
+    return f"{trace.manifest['model']['dtype']} on {trace.manifest['device']}"
+
+
+def _joined(group: list, policies: Sequence[str], unit: str) -> Study:
+    traces, layers, wants, found = zip(*group)
+    model, regime, text = key(traces[0])
+    return Study(
+        model=model, regime=regime, text=text, machine=machine(traces[0]), unit=unit,
+        layer=layers[0], wants=np.sum(wants, axis=0),
+        curves={name: [one[name] for one in found] for name in policies},
+        flagged=sum(trace.manifest["repetition"]["flagged"] for trace in traces),
+    )  # fmt: skip
