@@ -168,7 +168,7 @@ def measure(n_wants: int, study: int) -> dict:
         large = made_up(study, n_heads=270)
         for name in PAPER:
             if name in POLICIES:
-                curves(made_up(100_000, n_heads=270), POLICIES[name])  # compile
+                curves(made_up(2_000_000, n_heads=270), POLICIES[name])  # compile
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         each = {}
         for name in PAPER:
