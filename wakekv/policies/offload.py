@@ -53,7 +53,7 @@ class Frozen(Policy):
         if self.profile is not None:
             return self
         n = round(self.dense * demands[0].n_heads)
-        return self.but(profile=tuple(sorted(self.restless(demands, n).tolist())))
+        return self.but(profile=tuple(sorted(self.restless(demands, n).tolist())) if n else ())
 
     def rank(self, seen: Ledger) -> np.ndarray:
         return seen.reads
@@ -160,8 +160,8 @@ class ArkVale(Quest):
     recent: int = 32
 
     def rank(self, seen: Ledger) -> np.ndarray:
-        total = np.zeros((seen.layer.max() + 1, len(seen.created)), np.float32)
-        np.add.at(total, seen.layer, seen.window(1))
+        layers = np.arange(seen.layer.max() + 1)
+        total = (seen.layer == layers[:, None]).astype(np.float32) @ seen.window(1)
         first = np.arange(len(seen.created)) * seen.page_tokens < self.sinks
         return np.where(first | seen.newest(self.recent), np.inf, total[seen.layer])
 
