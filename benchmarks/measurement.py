@@ -1,6 +1,6 @@
 """How long does all of the paper's section 2 take, from the logs of one regime?
 
-    python benchmarks/measurement.py runs/default/traces/smollm2-135m_cot_*
+    python benchmarks/measurement.py runs/default/traces/smollm2-135m_cot_*/
 
 Prints CPU seconds per part as JSON (one core: set OMP_NUM_THREADS=1), reading the logs included, compiling not.
 """
@@ -54,5 +54,5 @@ def main(paths: list[str]) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("give the directories of one regime's logs, for example runs/default/traces/*_cot_*")
+        sys.exit("give the directories of one regime's logs, for example runs/default/traces/*_cot_*/")
     main(sys.argv[1:])
