@@ -121,7 +121,7 @@ def permutation_p(observed: float, null: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class SignTest:
-    """Wins and losses over prompts; ties are counted and take no side. p: two-sided binomial, nan with no decided prompt."""
+    """Wins and losses over prompts; ties take no side. p: two-sided binomial, nan if every prompt is a tie."""
 
     wins: int
     ties: int
@@ -141,7 +141,7 @@ def sign_test(differences: Sequence[float], tie: float = 0.0) -> SignTest:
 
 @dataclass(frozen=True)
 class Adjusted:
-    """p-values corrected for how many were looked at. p: [test], nan where the raw one was; family: tests corrected for."""
+    """p-values corrected for a family of tests, [test]; nan where the raw one was."""
 
     p: np.ndarray
     reject: np.ndarray
@@ -169,7 +169,7 @@ def adjust(p: Sequence[float], method: str = "bonferroni", alpha: float = 0.05, 
 
 
 def two_proportions(hits_a, n_a, hits_b, n_b) -> np.ndarray:
-    """One-sided p that rate a exceeds rate b: the pooled two-proportion z-test, vectorised. nan where it is undefined."""
+    """One-sided p that rate a exceeds rate b: the pooled two-proportion z-test, vectorised; nan where undefined."""
     hits_a, n_a, hits_b, n_b = (np.asarray(x, float) for x in (hits_a, n_a, hits_b, n_b))
     with np.errstate(divide="ignore", invalid="ignore"):
         pooled = (hits_a + hits_b) / (n_a + n_b)
@@ -178,7 +178,7 @@ def two_proportions(hits_a, n_a, hits_b, n_b) -> np.ndarray:
 
 
 def interpolate(x, known_x, known_y) -> np.ndarray:
-    """Linear interpolation that refuses what `numpy.interp` lets pass: unsorted or repeated x, nan, and any x outside."""
+    """Linear interpolation that refuses what `numpy.interp` lets pass: unsorted or repeated x, nan, x outside."""
     known_x, known_y, x = (np.asarray(a, float) for a in (known_x, known_y, x))
     if known_x.ndim != 1 or known_x.shape != known_y.shape or not known_x.size:
         raise InputError(f"interpolation needs x and y of one length, got {known_x.shape} and {known_y.shape}")
@@ -204,7 +204,7 @@ class Area:
 
 
 def area_between(x_a, y_a, x_b, y_b) -> Area:
-    """Exact area between two piecewise linear curves over their common x range. Raises InputError where there is none."""
+    """Exact area between two piecewise linear curves over their common x range; InputError where there is none."""
     x_a, x_b = np.asarray(x_a, float), np.asarray(x_b, float)
     if not x_a.size or not x_b.size:
         raise InputError("the area between two curves needs at least one point on each")
