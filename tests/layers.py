@@ -7,8 +7,8 @@ from pathlib import Path
 from wakekv.claims import ROOT
 
 # numpy, scipy, statsmodels, pandas; faster with numba
-CORE = ["errors", "trace", "kernels", "demand", "policies", "replay", "simulate", "stats", "match", "study", "tables",
-        "reads", "churn", "wakeups", "grading", "bursts", "markers", "prefetch"]  # fmt: skip
+CORE = ["errors", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats", "match",
+        "study", "tables", "reads", "churn", "wakeups", "grading", "bursts", "markers", "prefetch"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record"]  # + torch, transformers
 RUN = ["claims", "sources", "profiles", "recordings", "notebooks", "reproduce", "commands", "__main__"]

@@ -126,6 +126,11 @@ class Demand:
         heads = np.repeat(np.arange(self.n_heads), n)
         return heads, np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n) + np.repeat(starts, n)
 
+    def turn(self, scope: str, heads: np.ndarray, entries: np.ndarray, step: int) -> np.ndarray:
+        """int64 [want]: the place of each want of `step` in the canonical order, among its head's or, if the scope is
+        wider, among all heads'."""
+        return entries - self.ptr[heads, step] if scope == "head" else self.order[entries]
+
     def until(self, step: int) -> Demand:
         """The same demand cut off before `step`: what a policy could have seen by then."""
         keep = self.step_of < step

@@ -1,9 +1,6 @@
 """Replay a policy over what heads wanted, step by step at one budget: the definition, in plain numpy.
 
-The step (batch convention, the default):
-  1. a want is a miss if its page is known and not resident as the step begins;
-  2. all wants move to the front, new pages enter at the front and are never misses;
-  3. the resident set is trimmed once, at the end of the step, to the budget.
+What a step is (batch convention, the default), residency.py says.
 """
 
 from __future__ import annotations
@@ -16,8 +13,9 @@ import numpy as np
 
 from .demand import Demand
 from .errors import InputError
-from .policies import Ledger, Policy
+from .policies import Policy
 from .policies.classic import Recency
+from .residency import Residency
 
 CONVENTIONS = ("batch", "sequential")
 
@@ -93,55 +91,6 @@ def check_convention(policy: Policy, convention: str) -> None:
         raise InputError("the sequential convention is defined for per-head recency (reactive, evict) only")
 
 
-def ranked(policy: Policy, seen: Ledger) -> np.ndarray:
-    rank = np.broadcast_to(np.asarray(policy.rank(seen)), seen.known.shape)
-    if rank.dtype.kind == "f" and np.isnan(rank[seen.known]).any():
-        raise InputError(f"{policy!r} ranks a page as not-a-number at step {seen.step}")
-    return rank
-
-
-def budget_groups(policy: Policy, layer: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """int [head]: which budget each head draws on. A head with an unlimited share draws on nobody's."""
-    scopes = {"head": np.arange(len(layer)), "layer": layer.astype(np.int64), "model": np.zeros(len(layer), np.int64)}
-    own = len(layer) + layer.max() + 1 + np.arange(len(layer))
-    return np.unique(np.where(np.isinf(share), own, scopes[policy.scope]), return_inverse=True)[1]
-
-
-def trim(candidates, rank, recency, budget: int, groups, share, floor: float) -> np.ndarray:
-    """bool [head, page]: which of the candidates stay within the budget. The one place that decides it.
-
-    Each group (a head, a layer, the model) keeps the top B * (sum of its heads' shares) of its pages together; a head
-    with an unlimited share keeps all. With a floor, head h of a shared group keeps its own top
-    floor * share * B + (1 - floor) * c_h, where c_h is how many pages it has among the group's top (Ada-KV's form),
-    the fractions settled by largest remainder.
-    """
-    keep = np.zeros_like(candidates)
-    for g in range(groups.max() + 1):
-        members = np.flatnonzero(groups == g)
-        head, page = np.nonzero(candidates[members])
-        head = members[head]
-        best = np.lexsort((-recency[head, page], -rank[head, page].astype(np.float64)))
-        head, page = head[best], page[best]
-        total = limit(budget, share[members].sum(), len(head))
-        if floor == 0.0 or len(head) <= total:
-            keep[head[:total], page[:total]] = True
-            continue
-        count = np.bincount(head[:total], minlength=len(groups))[members]
-        exact = floor * share[members] * budget + (1.0 - floor) * count
-        quota = np.floor(exact + 1e-9).astype(np.int64)
-        rest = np.argsort(-(exact - quota), kind="stable")
-        quota[rest[: total - quota.sum()]] += 1
-        for m, n in zip(members, quota, strict=True):
-            own = np.flatnonzero(head == m)[:n]
-            keep[head[own], page[own]] = True
-    return keep
-
-
-def limit(budget, share, n_pages):
-    """Pages that `budget` times `share` allows, at most n_pages; a whole number, also for an unlimited share."""
-    return np.floor(np.minimum(budget * share + 1e-9, n_pages)).astype(np.int64)
-
-
 OnStep = Callable[[int, np.ndarray, np.ndarray], None]
 
 
@@ -158,41 +107,22 @@ def replay(
     if convention == "sequential":
         return _replay_in_turn(demand, policy, budget)
     policy = policy.fit(demand)
-    seen = Ledger(demand, policy.start, policy.scope, policy.offline)
-    share = np.asarray(policy.share(seen), np.float64)
-    groups = budget_groups(policy, demand.layer, share)
-    resident, dead = seen.known.copy(), np.zeros_like(seen.known)
-    if resident.any():
-        resident = trim(resident, ranked(policy, seen), seen.recency, budget, groups, share, policy.floor)
+    host = Residency(demand, policy, budget)
     head_misses = np.zeros(demand.n_heads, np.int64)
     pages, n_cold, fetched, stalls, missed_weight = [], 0, 0, 0, 0.0
     for step in range(demand.n_steps):
-        heads, entries, births, excused = seen.observe()
-        wanted = demand.page[entries]
-        absent = ~resident[heads, wanted]
-        missed = absent & ~excused
-        resident |= births
-        if policy.reversible and policy.fetch == "miss":
-            resident[heads, wanted] = True
-            fetched += int((absent & ~births[heads, wanted]).sum())
-        if policy.sticky:
-            missed |= dead[heads, wanted] & ~excused
-            dead[heads[missed], wanted[missed]] = True
-        if policy.every and (step + 1) % policy.every == 0:
-            candidates = seen.known if policy.fetch == "trim" else resident
-            after = trim(candidates, ranked(policy, seen), seen.recency, budget, groups, share, policy.floor)
-            if policy.fetch == "trim":
-                fetched += int((after & ~resident).sum())
-            resident = after
-        head_misses += np.bincount(heads[missed], minlength=demand.n_heads)
-        missed_weight += float(demand.weight[entries][missed].sum(dtype=np.float64))
-        n_cold += int(excused.sum())
+        done = host.step()
+        missed = done.missed
+        head_misses += np.bincount(done.heads[missed], minlength=demand.n_heads)
+        missed_weight += float(demand.weight[done.entries][missed].sum(dtype=np.float64))
+        n_cold += int(done.excused.sum())
+        fetched += done.fetched
         stalls += bool(missed.any())
-        pages.append(int(resident.sum()))
+        pages.append(int(host.resident.sum()))
         if on_step is not None:
-            misses = np.zeros_like(resident)
-            misses[heads[missed], wanted[missed]] = True
-            on_step(step, resident, misses)
+            misses = np.zeros_like(host.resident)
+            misses[done.heads[missed], done.pages[missed]] = True
+            on_step(step, host.resident, misses)
     return counted(
         demand,
         policy,

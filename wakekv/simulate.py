@@ -15,7 +15,8 @@ from . import kernels
 from .demand import Demand
 from .policies import Ledger, Policy
 from .policies.classic import Recency
-from .replay import Curves, budget_groups, check_budgets, check_convention, counted, join, limit, ranked, replay
+from .replay import Curves, check_budgets, check_convention, counted, join, replay
+from .residency import budget_groups, limit, ranked
 
 __all__ = ["Curves", "curves", "replay"]
 

@@ -73,11 +73,7 @@ class Ledger:
             births[:] = demand.created == t
         stamp = (t + 1) * self._stamps
         self.recency = np.where(births, stamp + self._item, self.recency)
-        if self._scope == "head":
-            order = entries - demand.ptr[heads, t]
-        else:
-            order = demand.order[entries]
-        self.recency[heads, pages] = stamp + self._item.size + order
+        self.recency[heads, pages] = stamp + self._item.size + demand.turn(self._scope, heads, entries, t)
         self.known |= births
         self.born[births] = t
         self.reads[heads, pages] += 1
