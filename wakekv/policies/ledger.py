@@ -194,7 +194,7 @@ class Ledger:
 
     @property
     def next_use(self) -> np.ndarray:
-        """int32 [head, page]: the step of the next want, n_steps if never. For the optimum alone."""
+        """int32 [head, page]: the step of the next want, n_steps if never. InputError unless the policy is offline."""
         if self._next is None:
             raise InputError("only a policy that declares offline=True is handed the future")
         return self._next

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Frozen(Policy):
 
     source = "WakeKV, section 5.1"
     every: int = 16
-    fetch: str = "trim"
+    fetch: Literal["miss", "trim"] = "trim"
     offline: bool = True
     dense: float = 0.25
     profile: tuple[int, ...] | None = field(default=None, repr=False)
@@ -123,47 +124,50 @@ class FlexiCache(Frozen):
 
 @dataclass(frozen=True)
 class Quest(Policy):
-    """Quest: every step a head reads its B pages of highest score; nothing ever leaves the GPU.
+    """Quest: every step a head reads its B pages of highest score and leaves the rest unread; nothing leaves the GPU.
+    The first `whole` layers read everything.
 
-    Simplified: a log holds neither queries nor key bounds, so the pages a step reads are chosen by the weights of the
-    step before it. Quest scores with the query itself: its own misses, wants left unread, are fewer than these. Its
-    first `whole` layers read everything.
+    Simplified: a log holds neither queries nor key bounds, so the score is perfect: the pages read are those about to
+    be wanted, and a step misses only what it wants beyond B. Quest itself leaves at least that unread.
     """
 
     source = "arXiv 2406.10774"
     withheld = dict.fromkeys(
         ("mean_pages", "peak_pages", "fetched", "stall_steps"), "keeps every page resident: B counts the pages it reads"
-    )
-    fetch: str = "trim"
+    ) | {"missed_weight": "leaves the lowest scores unread, and a log does not hold its scores"}
+    fetch: Literal["miss", "trim"] = "trim"
+    offline: bool = True
     whole: int = 2
 
     def rank(self, seen: Ledger) -> np.ndarray:
-        return seen.window(1)
+        return -seen.next_use
 
     def share(self, seen: Ledger) -> np.ndarray:
         return np.where(seen.layer < self.whole, np.inf, 1.0)
 
 
 @dataclass(frozen=True)
-class ArkVale(Quest):
+class ArkVale(Policy):
     """ArkVale: a page that scores high and is not there is recalled before attention; the page that the layer as a
-    whole scores lowest goes. The first page and the newest two stay, and the first two layers keep everything.
+    whole scores lowest goes. The first page and the newest two stay; the first `whole` layers keep everything.
 
     Simplified: a score is the weight read at this step, summed over the layer, and recall is exact, where the method
     estimates from key digests and recalls a limited number of pages, for all heads of the layer at once.
     """
 
     source = "ArkVale, NeurIPS 2024"
-    withheld = {}
-    fetch: str = "miss"
     sinks: int = 16
     recent: int = 32
+    whole: int = 2
 
     def rank(self, seen: Ledger) -> np.ndarray:
         layers = np.arange(seen.layer.max() + 1)
         total = (seen.layer == layers[:, None]).astype(np.float32) @ seen.window(1)
         first = np.arange(len(seen.created)) * seen.page_tokens < self.sinks
         return np.where(first | seen.newest(self.recent), np.inf, total[seen.layer])
+
+    def share(self, seen: Ledger) -> np.ndarray:
+        return np.where(seen.layer < self.whole, np.inf, 1.0)
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,10 @@ class Policy:
         return self
 
     def held_out(self, *demands: Demand) -> Policy:
-        """The policy calibrated on other logs than those it will run on, so no longer an upper bound."""
-        return self.fit(*demands).but(offline=False)
+        """The policy calibrated on other logs than those it will run on, so no longer an upper bound; as it is, if it
+        has nothing to calibrate."""
+        fitted = self.fit(*demands)
+        return self if fitted is self else fitted.but(offline=False)
 
     @property
     def when(self) -> str:
