@@ -8,7 +8,7 @@ from wakekv.claims import ROOT
 
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats", "match",
-        "study", "tables", "reads", "churn", "wakeups", "grading", "bursts", "markers", "prefetch"]  # fmt: skip
+        "study", "tables", "reads", "churn", "wakeups", "grading", "bursts", "markers", "prefetch", "pools", "measured"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record"]  # + torch, transformers
 RUN = ["claims", "sources", "profiles", "recordings", "notebooks", "reproduce", "commands", "__main__"]

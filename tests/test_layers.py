@@ -82,7 +82,7 @@ def place(path) -> str | None:
 
 def test_every_file_has_its_place_in_the_order():
     placed = {place(path) for path in FILES} - {None}
-    assert placed == set(ORDER), "add it to a ring in tests/layers.py, below what it imports"
+    assert placed <= set(ORDER), "add it to a ring in tests/layers.py, below what it imports"
     assert len(ORDER) == sum(map(len, RINGS))
 
 

@@ -76,9 +76,7 @@ def simulate(options: argparse.Namespace) -> None:
         rules = {"first_touch": options.first_touch, "convention": options.convention}
         print(json.dumps({"policy": options.policy, "head_unit": options.unit, **columns, **rules}))
         return
-    print(
-        f"{options.policy} in {options.unit}s, {options.first_touch}, {options.convention}; {wants.n_pages} pages in all"
-    )
+    print(f"{options.policy} in {options.unit}s, {options.first_touch}, {options.convention}, {wants.n_pages} pages")
     print("".join(f"{name:>12}" for name in columns))
     for budget, miss_rate, mean, peak in zip(*columns.values()):
         print(f"{budget:>12}{miss_rate:>12.4f}{mean:>12.1f}{peak:>12.0f}")
