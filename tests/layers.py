@@ -8,9 +8,11 @@ from wakekv.claims import ROOT
 
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats", "match",
-        "study", "tables", "reads", "churn", "wakeups", "grading", "bursts", "markers", "prefetch", "pools", "measured"]  # fmt: skip
+        "study", "tables", "reads", "churn", "wakeups", "grading", "bursts", "markers", "prefetch", "pools",
+        "measured"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
-METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record"]  # + torch, transformers
+# + torch, transformers
+METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache"]
 RUN = ["claims", "sources", "profiles", "recordings", "notebooks", "reproduce", "commands", "__main__"]
 RINGS = [CORE, PICTURES, METAL, RUN]
 ORDER = [name for ring in RINGS for name in ring]
