@@ -48,7 +48,8 @@ class Table:
         return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
 
     def _repr_html_(self) -> str:
-        return self.shown.to_html(index=False, border=0)
+        with pd.option_context("display.max_colwidth", None):
+            return self.shown.to_html(index=False, border=0)
 
 
 def logs(traces: Sequence[Trace]) -> Table:
@@ -116,7 +117,8 @@ def variants(traces: Sequence[Trace], budgets: Sequence[int], policies=("reactiv
     numbers = pd.DataFrame(numbers)
     wide = numbers.assign(column=numbers["policy"] + ", B = " + (numbers["budget_tokens"] // 16).astype(str))
     shown = wide.pivot(index="variant", columns="column", values="miss_rate").map("{:.3f}".format)
-    return Table(numbers, shown.loc[list(VARIANTS), list(dict.fromkeys(wide["column"]))].reset_index())
+    shown = shown.loc[list(VARIANTS), list(dict.fromkeys(wide["column"]))]
+    return Table(numbers, shown.reset_index().rename_axis(columns=None))
 
 
 def rates(

@@ -69,7 +69,9 @@ def mechanism(
         lower.bar(range(first, first + steps), missed.sum(0), width=1, color=policy_style(name)["color"])
         lower.set_xlabel("decode step")
         tables.append(_runs(grid[shown], shown, first).assign(policy=name))
-    panels[0, 0].set_ylabel(f"the {len(shown)} pages it wants most, oldest below")
+    ticks = range(0, len(shown), max(1, len(shown) // 8))
+    panels[0, 0].set_yticks(ticks, shown[ticks])
+    panels[0, 0].set_ylabel(f"page: the {len(shown)} it wants most, oldest below")
     panels[1, 0].set_ylabel("misses")
     met = np.unique(np.concatenate([grid[shown].ravel() for grid in grids.values()]))
     patches = [

@@ -38,17 +38,20 @@ def miss_curves(
     ours = {regime: [s for s in studies if s.regime == regime] for regime in rows}
     theirs = {regime: list(_paper(published, regime, policies)) for regime in rows}
     n_ours, n_theirs = (max(len(part[regime]) for regime in rows) for part in (ours, theirs))
-    figure = canvas(max(5.0, 2.5 * (n_ours + n_theirs)), 0.9 + 2.1 * len(rows), stamp(studies))
-    grid = figure.subplots(len(rows), n_ours + n_theirs, squeeze=False, sharey=True)
+    shape = (len(rows), n_ours + n_theirs)
+    height, width = shape if shape[1] > 1 else shape[::-1]  # one panel a regime: side by side
+    figure = canvas(max(7.5, 2.5 * width), 0.9 + 2.1 * height, stamp(studies))
+    grid = figure.subplots(height, width, squeeze=False, sharey=True)
     for axes in grid.flat:
         axes.set_visible(False)
+    place = grid if shape[1] > 1 else grid.T
     shown = []
     for i, regime in enumerate(rows):
         for j, study in enumerate(ours[regime]):
-            shown.append(_ours(grid[i, j], study, policies, budgets, resamples))
+            shown.append(_ours(place[i, j], study, policies, budgets, resamples))
         for j, points in enumerate(theirs[regime]):
             shown.append(points)
-            _published(grid[i, n_ours + j], points)
+            _published(place[i, n_ours + j], points)
     grid[0, 0].set_ylim(-0.02, None)
     grid[0, 0].text(0.02, 0.03, "↙ better", transform=grid[0, 0].transAxes, fontsize=7, color="0.3")
     for axes in grid[:, 0]:
@@ -120,8 +123,9 @@ def _ours(axes, study: Study, policies, budgets, resamples) -> pd.DataFrame:
     halo = [withStroke(linewidth=2, foreground="white")]
     for budget, *point in zip(marked.budgets, marked.memory, marked.rate):
         label = f"B = {budget}" if budget == min(budgets) else f"{budget}"
-        place = {"textcoords": "offset points", "ha": "right", "va": "top", "path_effects": halo}
-        axes.annotate(label, point, (-3, -2.5), fontsize=6, **place)
+        drop, side = (-2.5, "top") if point[1] > 0.06 else (3, "bottom")  # not onto the axis
+        place = {"textcoords": "offset points", "ha": "right", "va": side, "path_effects": halo}
+        axes.annotate(label, point, (-3, drop), fontsize=6, **place)
     n = study.n_prompts
     axes.set_title(f"{study.name}, {n} prompt{'s' if n > 1 else ''}")
     return table

@@ -61,7 +61,7 @@ def needle_scores(reads: Reads) -> Picture:
     extent = (-0.5, trace.n_steps - 0.5, trace.n_heads - 0.5, -0.5)
     image = upper.imshow(score, cmap=ListedColormap(SCORE_COLOURS), norm=norm, aspect="auto", extent=extent)
     head, step = np.nonzero(woke)
-    upper.scatter(step, head, marker=">", s=9, color=ORANGE, linewidths=0, label=f"{len(head)} wake-ups")
+    upper.scatter(step, head, marker=">", s=9, color=ORANGE, linewidths=0, label=f"wake-ups: {len(head)}")
     per_layer = trace.n_heads // trace.n_layers
     upper.set_yticks(np.arange(0, trace.n_heads, per_layer * 5) - 0.5, range(0, trace.n_layers, 5))
     upper.set_ylabel(f"layer ({per_layer} heads each)")
@@ -108,7 +108,7 @@ def _close_up(axes, read: pd.DataFrame, wants: pd.DataFrame, step: int) -> None:
         if weight:
             axes.add_patch(Rectangle((page * PAGE - 0.5, floor), PAGE, top, color=YELLOW, alpha=0.25, linewidth=0))
         axes.axvline(page * PAGE - 0.5, color="0.8", linewidth=0.6)
-        text = f"page {page}\n" + (f"want: {weight:.2g}" if weight else "no want")
+        text = f"page {page}\n" + (f"want: {weight:{'.2f' if weight >= 0.01 else '.0e'}}" if weight else "no want")
         axes.text((page + 0.5) * PAGE - 0.5, top * 0.7, text, ha="center", va="top", fontsize=6.5)
     axes.vlines(near["position"], floor, height, color=BLUE, linewidth=1)
     axes.plot(near["position"], height, "o", color=BLUE, markersize=2.5)
