@@ -61,6 +61,11 @@ def test_a_surrogate_model_never_reproduces(claim):
     )
 
 
+def test_a_count_over_several_models_reproduces_only_if_all_are_the_papers():
+    verdicts = [decide("evict-19-of-20", "20/20", model=m).verdict for m in ("qwen2.5-3b, mistral-7b", "qwen2.5-3b, x")]
+    assert verdicts == ["reproduced", "direction holds"]
+
+
 def test_another_machine_never_reproduces_an_a30_number():
     verdicts = [decide("throughput-r1", 1.34, model="mistral-7b", machine=m).verdict for m in ("NVIDIA A30", "a CPU")]
     assert verdicts == ["reproduced", "direction holds"]

@@ -141,6 +141,7 @@ def decide(
 ) -> Verdict:
     """The verdict on a claim from our value (a number, or a fraction of wins such as "41/44") and its interval.
 
+    model: whose value it is; of several, all of them: "qwen2.5-3b, mistral-7b".
     reproduced: the paper's model (and machine, where the claim names one), the rule and the direction.
     direction holds: the direction alone, at the end of the interval that speaks against it.
     not run here: no value, and `note` says why.
@@ -155,7 +156,7 @@ def decide(
     ours = number(value)[0]
     ends = [ours, *(number(end)[0] for end in (lo, hi) if end is not None)]
     directed = all(_holds(claim.direction, end) for end in ends)
-    same = model in claim.models and claim.hardware.lower() in machine.lower()
+    same = set(model.split(", ")) <= set(claim.models) and claim.hardware.lower() in machine.lower()
     exact = RULES[claim.rule](ours, *number(claim.published), claim.tolerance)
     verdict = "reproduced" if same and exact and directed else "direction holds" if directed else "not reproduced"
     return Verdict(claim_id, verdict, value, ours, lo, hi, n, unit, model, machine, note)
