@@ -318,7 +318,7 @@ def test_h2o_keeps_the_heavy_hitter_and_the_newest():
 
 
 def test_streamingllm_keeps_the_first_page_and_the_newest_whatever_is_read():
-    log = prompted([[[0, 9, 9, 9]]], n_decoded=5, n_steps=5, wants=[[[1, 2]] * 5])
+    log = prompted([[[0, 9, 9, 9]]], n_decoded=5, n_steps=5, wants=[[[1, 2]] * 5], first_touch="warm")
     assert kept(log, POLICIES["streamingllm"], 4) == {0, 6, 7, 8}
 
 
@@ -399,7 +399,7 @@ def test_streaming_systems_hold_nothing_and_are_not_given_a_miss_rate(name):
 
 def test_duoattention_keeps_the_half_that_reads_far_whole():
     near, far = [[{19: 1.0}] * 3], [[{8: 1.0, 19: 1.0}] * 3]
-    log = prompted([[[1] * 40] * 2] * 4, wants=[*near, *far, *near, *far])
+    log = prompted([[[1] * 40] * 2] * 4, wants=[*near, *far, *near, *far], first_touch="warm")
     log = dataclasses.replace(log, page=np.where(log.page == 19, 39, log.page))
     assert far_weight([log], 64, 256) == (0.0, 0.5, 0.0, 0.5)
     policy = POLICIES["duoattention"].fit(log)
@@ -464,7 +464,7 @@ def test_heterocache_measures_overlap_with_the_prompt_and_between_heads():
 def test_heterocache_reloads_the_satellites_when_their_pivot_drifts():
     rows = [[[9, 8, 1, 1]] * 2] * 3
     pivot = [[0, 1]] * 2 + [[2, 3]] * 4
-    log = prompted(rows, wants=[pivot, [[0]] * 6, [[0]] * 6], n_steps=6)
+    log = prompted(rows, wants=[pivot, [[0]] * 6, [[0]] * 6], n_steps=6, first_touch="warm")
     policy = HeteroCache(leader=(0, 0, ALONE), steady=(1.0, 1.0, 1.0), every=2)
     assert kept(log, policy, 2, step=1, head=1) == {0, 1}
     assert kept(log, policy, 2, step=3, head=1) == {2, 3}, "the pivot moved in steps 2 and 3"

@@ -183,7 +183,6 @@ class StreamingLLM(Policy):
 
     source = "arXiv 2309.17453"
     reversible: bool = False
-    start: Literal["demand", "prompt"] = "prompt"
     sinks: int = 4
     recent: int = 4
 

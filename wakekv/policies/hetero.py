@@ -58,7 +58,8 @@ def leaders(steady: np.ndarray, alike: np.ndarray, layer: np.ndarray, volatile: 
 class HeteroCache(Policy):
     """HeteroCache: volatile heads and pivots keep every page; anchors and satellites keep the prompt pages its last row
     weighed most, and every 5 steps the satellites of a pivot whose wants have moved away from where they were
-    (median overlap below 0.5) take over the pages their pivot now weighs most. What is decoded stays.
+    (median overlap below 0.5) take over the pages their pivot now weighs most. Decoded pages count within B and come
+    first.
 
     Shares of the compressed heads go by one over their steadiness, as published. Simplified: sets are wants (its sets,
     the 1024 heaviest tokens); stars are looked for within a layer (our reading); a pivot's first reference is what it
@@ -69,7 +70,6 @@ class HeteroCache(Policy):
     roles = "offline"
     every: int = 5
     fetch: Literal["miss", "trim"] = "trim"
-    start: Literal["demand", "prompt"] = "prompt"
     offline: bool = True
     drift: float = 0.5
     similar: float = 0.5
