@@ -149,10 +149,10 @@ class Reader:
         key, value = key[0, :, start:], value[0, :, start:]
         scores = _scores(query.reshape(key.shape[0], -1, query.shape[-1]), key, scaling, softcap)
         weights = torch.softmax(scores, -1)  # [kv_head, group, position]
-        out = torch.matmul(weights.to(value.dtype), value)
         if self.mode == "step":
             self.windows[layer] = kwargs.get("sliding_window") or window
             self.rows.note(layer, scores.flatten(0, 1), weights.flatten(0, 1), start)
+        out = torch.matmul(weights.to(value.dtype), value)
         return out.reshape(1, 1, -1, value.shape[-1]), None
 
     def take(self) -> dict[str, np.ndarray]:

@@ -1,14 +1,16 @@
 """From whole rows of attention to what is logged of them: exact top k, masses and entropy, at a small price.
 
-The top k of a row is searched among the weights above a floor, a share of the k-th weight one step ago; where fewer
-than k lie above it, the floor becomes the exact k-th weight. Either way the result is the exact top k in the order
-(-weight, position). Whatever can wait is done once a step for all layers together.
+Fold a row over itself and take the maxima: k of them are as large as the k-th largest maximum, so that is a floor below
+which no weight of the top k lies, and few others lie above it when the folds are many times k. Nothing is guessed: the
+result is the exact top k in the order (-weight, position). What can wait is done once a step for all layers together.
 
-On a CUDA device the floor would cost a host synchronisation per layer, so rows are sorted there instead and the host
-reads once a step.
+On a CUDA device counting what lies above the floor would make the host wait in every layer, so rows are sorted there
+instead and the host reads once a step.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +18,21 @@ import torch
 from wakekv.errors import ModelError
 from wakekv.trace import LOCAL, SINKS, position_dtype
 
-SLACK = 0.8  # share of the last k-th weight above which the next step looks first
+HELD_BYTES = 64 << 20  # rows held for searching together: cheaper than one by one between the model's own work
+FOLDS = 4  # a folded row is this many times k long: longer folds cost more to search, shorter ones let more through
 MASSES = ("needle_mass", "sink_mass", "local_mass")
-NOT_A_NUMBER = "layer {} has attention weights that are not numbers at step {}: load the model with dtype float32"
+
+
+class _Noted(NamedTuple):
+    """What is kept of one layer's rows [head, seen]; arrays, or tensors of a CUDA device."""
+
+    shape: tuple[int, int]
+    start: int  # position of the first column
+    found: Any  # int64 [candidate]: flat indices into the rows, ascending
+    weights: Any  # float32 [candidate]
+    scores: Any  # float32 [candidate]
+    dot: Any  # float32 [head]: sum of weight * score
+    marked: Any  # float32 [head, column]: needle, sinks, local window
 
 
 class Rows:
@@ -31,9 +45,9 @@ class Rows:
         self.n_layers, self.k, self.dtype = n_layers, k, position_dtype(n_tokens)
         self.step, self.n_heads = 0, 0  # steps taken; heads of all layers, known once one is
         self._needle = np.unique([i for start, stop in needle for i in range(start, stop)]).astype(np.int64)
-        self._noted: dict[int, tuple] = {}
+        self._noted: dict[int, Any] = {}  # by layer: a _Noted, or the arguments of its search
+        self._held_bytes = 0
         self._columns: dict[int, tuple[torch.Tensor, list[slice]]] = {}  # this step's, by the start of the window
-        self._floor: dict[int, np.ndarray] = {}  # by layer: float32 [head, 1]
 
     def note(self, layer: int, scores: torch.Tensor, weights: torch.Tensor, start: int = 0) -> None:
         """Read one layer's rows, float32 [head, position - start]: scores before and weights after the softmax."""
@@ -42,32 +56,18 @@ class Rows:
         if start not in self._columns:
             columns, parts = self._special(start + weights.shape[1], start)
             self._columns[start] = torch.from_numpy(columns).to(weights.device), parts
-        columns, parts = self._columns[start]
-        if weights.is_cuda:
-            marked = weights[:, columns]
-            masses = torch.stack([marked[:, part].sum(1) for part in parts])
-            best = torch.sort(weights, dim=1, descending=True, stable=True).indices[:, : self.k].sort(1).values
-            kept, dot = weights.gather(1, best), torch.linalg.vecdot(weights, scores)
-            self._noted[layer] = best + start, kept, scores.gather(1, best), masses, dot
-            return
-        scores, weights = scores.numpy(), weights.numpy()
-        (n_heads, n_seen), need = weights.shape, min(self.k, weights.shape[1])
-        floor = self._floor.setdefault(layer, np.full((n_heads, 1), np.inf, np.float32))
-        edges = np.arange(n_heads + 1) * n_seen
-        found = np.flatnonzero(weights >= floor)
-        counts = np.diff(np.searchsorted(found, edges))
-        short = counts < need
-        if short.any():
-            floor[short] = torch.topk(torch.from_numpy(weights[short]), need).values[:, -1:].numpy()
-            found = np.flatnonzero(weights >= floor)
-            counts = np.diff(np.searchsorted(found, edges))
-            if (counts < need).any():  # only comparisons with NaN can fail this
-                raise ModelError(NOT_A_NUMBER.format(layer, self.step))
-        marked = weights[:, columns.numpy()]
-        masses = np.stack([marked[:, part].sum(1) for part in parts])
-        places = found - np.repeat(edges[:-1] - start, counts)
-        dot = np.einsum("ij,ij->i", weights, scores)
-        self._noted[layer] = places, weights.take(found), scores.take(found), masses, dot, counts
+        self._noted[layer] = scores, weights, start
+        self._held_bytes += 2 * weights.nbytes
+        if weights.is_cuda or self._held_bytes > HELD_BYTES:
+            self._read()
+
+    def _read(self) -> None:
+        """Search the rows that are held, and let go of them."""
+        for layer, noted in self._noted.items():
+            if not isinstance(noted, _Noted):
+                search = _sorted if noted[1].is_cuda else _folded
+                self._noted[layer] = search(*noted, self._columns[noted[2]][0], self.k)
+        self._held_bytes = 0
 
     def take(self) -> dict[str, np.ndarray]:
         """The step that every layer has noted: arrays by their name in a Trace. ModelError if one has not."""
@@ -77,32 +77,53 @@ class Rows:
                 f"layer {missing[0]} logged nothing at step {self.step}: "
                 "the recorder needs every layer to attend through transformers' attention interface"
             )
+        self._read()
         noted = [self._noted[layer] for layer in range(self.n_layers)]
-        if len({n[3].shape for n in noted}) > 1:
-            raise ModelError("the layers of this model differ in their number of heads: such a model cannot be logged")
-        places, values, scores = _side_by_side(noted)
-        masses, dot = (np.concatenate(x, axis=-1) for x in zip(*(map(_host, n[3:5]) for n in noted), strict=True))
-        best = values.argmax(1)[:, None]  # the first of equals, so the lowest position
-        largest, its_score = (np.take_along_axis(x, best, 1)[:, 0] for x in (values, scores))
-        entropy = its_score - np.log(largest) - dot  # log Z - sum of p * score
+        heads = [n.shape[0] for n in noted]
+        layer_of, n_seen = np.repeat(range(self.n_layers), heads), np.repeat([n.shape[1] for n in noted], heads)
+        edges = np.concatenate([[0], np.cumsum(n_seen)])  # where each head's row begins among all rows
+        firsts = edges[np.cumsum([0, *heads[:-1]])]
+        found = _host([n.found + int(first) for n, first in zip(noted, firsts, strict=True)])
+        weights, scores, dot = (_host([n[i] for n in noted]) for i in range(3, 6))
+        ends = np.searchsorted(found, edges)
+        counts = np.diff(ends)
+        if (counts < np.minimum(self.k, n_seen)).any():  # only comparisons with NaN can do that
+            raise self._not_numbers(layer_of[counts < np.minimum(self.k, n_seen)][0])
+        column = np.arange(counts.max())
+        index = np.minimum(ends[:-1, None] + column, len(found) - 1)  # [head, candidate] -> candidate
+        values = np.where(column < counts[:, None], weights[index], np.float32(-1))
+        best = ends[:-1] + values.argmax(1)  # the first of equals, so the lowest position
+        with np.errstate(invalid="ignore", divide="ignore"):
+            entropy = scores[best] - np.log(weights[best]) - dot  # log Z - sum of weight * score
         if not np.isfinite(entropy).all():
-            layer = int(np.flatnonzero(~np.isfinite(entropy))[0] // noted[0][3].shape[1])
-            raise ModelError(NOT_A_NUMBER.format(layer, self.step))
-        keep, kth = _top(values, self.k)
-        if len(noted[0]) == 6:
-            self._floor = dict(enumerate(np.split(SLACK * np.maximum(kth, 0)[:, None], self.n_layers)))
-        slots = np.arange(self.k) < keep.sum(1)[:, None]
-        positions = np.full(slots.shape, np.iinfo(self.dtype).max, self.dtype)
-        weights = np.zeros(slots.shape, np.float16)
-        positions[slots], weights[slots] = places[keep], values[keep]
+            raise self._not_numbers(layer_of[~np.isfinite(entropy)][0])
+        keep = _largest(values, self.k)
+        kept = index.reshape(-1)[np.flatnonzero(keep)]
+        slots = np.flatnonzero(np.arange(self.k) < keep.sum(1)[:, None])
+        place = found - np.repeat(edges[:-1] - np.repeat([n.start for n in noted], heads), counts)
+        positions = np.full((len(values), self.k), np.iinfo(self.dtype).max, self.dtype)
+        stored = np.zeros(positions.shape, np.float16)
+        positions.reshape(-1)[slots], stored.reshape(-1)[slots] = place[kept], weights[kept]
+        masses = np.empty((len(MASSES), len(values)), np.float32)
+        for start, (_, parts) in self._columns.items():
+            alike = [n for n in noted if n.start == start]
+            marked = _host([n.marked for n in alike])
+            of_these = np.repeat([n.start == start for n in noted], heads)
+            masses[:, of_these] = [marked[:, part].sum(1) for part in parts]
         self._noted, self._columns, self.step, self.n_heads = {}, {}, self.step + 1, len(values)
         return {
             "positions": positions,
-            "weights": weights,
-            "top": np.take_along_axis(places, best, 1)[:, 0].astype(self.dtype),
+            "weights": stored,
+            "top": place[best].astype(self.dtype),
             **dict(zip(MASSES, masses, strict=True)),
             "entropy": np.maximum(entropy, 0).astype(np.float32),
         }
+
+    def _not_numbers(self, layer: int) -> ModelError:
+        return ModelError(
+            f"layer {layer} has attention weights that are not numbers at step {self.step}: "
+            "load the model with dtype float32"
+        )
 
     def _special(self, n_tokens: int, start: int) -> tuple[np.ndarray, list[slice]]:
         """Columns of needle, sinks and local window, each less those before it, in a row that begins at `start`."""
@@ -113,36 +134,43 @@ class Rows:
         return np.concatenate(groups), [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
-def _side_by_side(noted: list[tuple]) -> list[np.ndarray]:
-    """Candidates of all heads as [head, candidate]: places ascending, weights (-1 where there is none), scores."""
-    if len(noted[0]) == 6:
-        counts = np.concatenate([n[5] for n in noted])
-        flat = [np.concatenate([n[i] for n in noted]) for i in range(3)]
-    else:
-        counts = np.repeat([n[0].shape[1] for n in noted], noted[0][0].shape[0])
-        flat = [_host(torch.cat([n[i].flatten() for n in noted])) for i in range(3)]
-    filled = np.arange(counts.max()) < counts[:, None]
-    out = []
-    for x in flat:
-        padded = np.full(filled.shape, -1, x.dtype)
-        padded[filled] = x
-        out.append(padded)
-    return out
+def _folded(scores: torch.Tensor, weights: torch.Tensor, start: int, columns: torch.Tensor, k: int) -> _Noted:
+    """The search on a CPU: what lies above the k-th largest maximum of the folded rows."""
+    scores, weights = scores.numpy(), weights.numpy()
+    n_heads, n_seen = weights.shape
+    n_folds = max(1, n_seen // (FOLDS * k))
+    width = n_seen // n_folds
+    kth = width - min(k, n_seen)
+    crest = weights[:, : n_folds * width].reshape(n_heads, n_folds, width).max(1)
+    found = np.flatnonzero(weights >= np.partition(crest, kth, axis=1)[:, kth, None])
+    dot = np.einsum("ij,ij->i", weights, scores)
+    kept = weights.reshape(-1)[found], scores.reshape(-1)[found]
+    return _Noted(weights.shape, start, found, *kept, dot, weights[:, columns.numpy()])
 
 
-def _top(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """bool [head, candidate]: the k largest that are not -1, of equals the first; and the k-th value of each head."""
+def _sorted(scores: torch.Tensor, weights: torch.Tensor, start: int, columns: torch.Tensor, k: int) -> _Noted:
+    """The search on a CUDA device: a stable sort, of which the host need not wait for anything."""
+    n_heads, n_seen = weights.shape
+    best = torch.sort(weights, dim=1, descending=True, stable=True).indices[:, :k].sort(1).values
+    found = (best + n_seen * torch.arange(n_heads, device=best.device)[:, None]).flatten()
+    kept = weights.flatten()[found], scores.flatten()[found]
+    return _Noted((n_heads, n_seen), start, found, *kept, torch.linalg.vecdot(weights, scores), weights[:, columns])
+
+
+def _largest(values: np.ndarray, k: int) -> np.ndarray:
+    """bool [head, candidate]: the k largest of each row that are not -1, of equals the first."""
     width = values.shape[1]
     if width <= k:
-        return values >= 0, values.min(1)
-    kth = np.partition(values, width - k, axis=1)[:, width - k]
-    keep = values >= np.maximum(kth, 0)[:, None]
+        return values >= 0
+    kth = np.maximum(np.partition(values, width - k, axis=1)[:, width - k], 0)
+    keep = values >= kth[:, None]
     excess = keep.sum(1) - k
     for row in np.flatnonzero(excess > 0):
         equal = np.flatnonzero(values[row] == kth[row])
         keep[row, equal[-excess[row] :]] = False
-    return keep, kth
+    return keep
 
 
-def _host(x):
-    return x.cpu().numpy() if isinstance(x, torch.Tensor) else x
+def _host(pieces: list[Any]) -> np.ndarray:
+    """The pieces of all layers as one array in host memory."""
+    return torch.cat(pieces).cpu().numpy() if isinstance(pieces[0], torch.Tensor) else np.concatenate(pieces)
