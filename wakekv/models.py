@@ -72,15 +72,7 @@ def fetch(name: str) -> Path:
 
 
 def _snapshot(name: str, hub: str) -> Path:
-    wanted = [
-        "*.safetensors",
-        "*.safetensors.index.json",
-        "*config.json",
-        "tokenizer*",
-        "vocab*",
-        "merges.txt",
-        "*.jinja",
-    ]
+    wanted = ["*.safetensors", "*.json", "tokenizer*", "merges.txt", "*.jinja"]
     try:
         return Path(snapshot_download(hub, allow_patterns=wanted))
     except OSError as error:  # all the hub's ways to say "not to be had" are one: offline, gated, gone, disk full
@@ -109,7 +101,9 @@ def _convert(name: str, source: Source, files: Sequence[Path], folder: Path) -> 
                 del model.config.quantization_config
             tokenizer.save_pretrained(folder)
             model.save_pretrained(folder)
-    except (ValueError, ImportError, SafetensorError) as error:
+    except SafetensorError as error:  # it could not be written
+        raise OSError(one_line(error)) from error
+    except (ValueError, ImportError) as error:
         raise ModelError(f"cannot convert {name}: {one_line(error)}") from error
     gguf.unlink()
     origin = {
@@ -151,18 +145,17 @@ def load(name_or_dir: str | Path, dtype: str = "auto", device: str = "auto") -> 
     if dtype != "auto":
         lookup(dtype, DTYPES, "dtype")
     where = _device(device)
-    if name not in MODELS and (Path(name).is_dir() or os.sep in name):
-        folder, source = Path(name), {"source": "local directory", "licence": "see its own directory"}
+    known = MODELS.get(name)
+    if known is None and (Path(name).is_dir() or os.sep in name):
+        folder = Path(name)
         if not (folder / "config.json").is_file():
-            raise ModelError(
-                f"{folder} holds no model (no config.json): pass a directory or one of {', '.join(MODELS)}"
-            )
-        name = folder.resolve().name
+            raise ModelError(f"{folder} holds no model (no config.json); the known ones are {', '.join(MODELS)}")
+        name, source = folder.resolve().name, {"source": "local directory", "licence": "see the directory"}
     else:
         folder = fetch(name)
-        source = {"source": f"hub {MODELS[name].hub}", "licence": MODELS[name].licence}
+        source = {"source": f"hub {known.hub}", "licence": known.licence}
     sha256 = weights_sha256(folder)
-    if name in MODELS and not MODELS[name].hub:
+    if known and not known.hub:
         source = json.loads((folder / "source.json").read_text())
         if source["sha256"] != sha256:
             raise ModelError(f"the weights in {folder} have changed since they were made: delete it and fetch again")
@@ -181,7 +174,11 @@ def load(name_or_dir: str | Path, dtype: str = "auto", device: str = "auto") -> 
 
 def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> transformers.PreTrainedModel:
     with _no_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        )
+    if told["missing_keys"]:  # transformers would go on with random numbers in their place
+        raise ModelError(f"{folder} lacks {len(told['missing_keys'])} weights, {min(told['missing_keys'])} for one")
     return model.to(device).eval()
 
 

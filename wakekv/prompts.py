@@ -9,6 +9,7 @@ Otherwise, as in the paper, the model is asked once and goes its own way. All fo
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ from .errors import InputError, lookup
 from .texts import Filler, prose, read_filler, read_problems
 
 N_NEEDLES = 4  # hidden facts of a scripted niah prompt
-LONGER = "give a longer text or a smaller length"
 N_QUOTE = 55  # tokens that a quoted sentence should have
 N_COT = 600  # tokens that a cot script has at least: as many problems, two or more, as that takes
 
@@ -46,6 +46,7 @@ class Ask:
 
     seed: int
     scripted: bool
+    length: int | None
     depth: float | None
     n_filler: int  # tokens
     filler: Filler | None
@@ -109,14 +110,16 @@ def build(
     def n_tokens(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False).input_ids)
 
+    if not tokenizer.chat_template:
+        logging.getLogger("wakekv").warning("the tokenizer has no chat template: the prompt is plain text")
     hay = read_filler(filler, n_tokens) if target else None
     n_filler = min(target, sum(hay.n_tokens)) if hay else 0
     depth = kind.depth if depth is None else depth
-    ask = Ask(seed, scripted, depth, n_filler, hay, Path(problems) if problems else None, n_tokens)
+    ask = Ask(seed, scripted, target, depth, n_filler, hay, Path(problems) if problems else None, n_tokens)
     prompt = _finish(regime, ask, tokenizer)
     if hay and n_filler < target and len(prompt.tokens) < target:
         raise InputError(
-            f"all of {ask.filler.name} makes a prompt of {len(prompt.tokens)} tokens, not {target}: {LONGER}"
+            f"all of {hay.name} makes a prompt of {len(prompt.tokens)} tokens, not {target}: give a longer text"
         )
     while target and len(prompt.tokens) > target:
         ask = replace(ask, n_filler=ask.n_filler - (len(prompt.tokens) - target))
@@ -156,6 +159,7 @@ def _finish(regime: str, ask: Ask, tokenizer: PreTrainedTokenizerBase) -> Prompt
     script = tokenizer(draft.script, add_special_tokens=False).input_ids if draft.script else None
     params = {
         "scripted": ask.scripted,
+        "length": ask.length,
         "template": "chat" if chat else "plain text: the tokenizer has no chat template",
         **draft.params,
         "answers": list(draft.answers),
@@ -194,7 +198,7 @@ def _quotes(ask: Ask, filler: Filler, n: int) -> list[tuple[str, str]]:
             found.append((opening, sentence.strip()))
     if len(found) < n:
         raise InputError(
-            f"{len(filler.sentences)} sentences of filler are too few to quote {n}: ask for a larger length"
+            f"{len(filler.sentences)} sentences of filler do not suffice to quote {n}: ask for more length"
         )
     return ask.rng("quotes").sample(found[: 3 * n], n)
 
@@ -212,11 +216,10 @@ def _recall(ask: Ask, filler: Filler, asked: Sequence[tuple[str, str]]) -> tuple
 def niah(ask: Ask) -> Draft:
     """Pass numbers hidden among the sentences of an article. Scripted: four, asked for in turn, quotations between."""
     rng, words = ask.rng("niah"), prose()
-    start, article = ask.filler.cut(ask.rng("filler"), ask.n_filler)
+    start, article = ask.filler.cut(ask.rng("niah filler"), ask.n_filler)
     n = N_NEEDLES if ask.scripted else 1
-    places, keepers, numbers = (
-        rng.sample(x, n) for x in (words["places"], words["keepers"], range(100_000, 1_000_000))
-    )
+    choices = words["places"], words["keepers"], range(100_000, 1_000_000)
+    places, keepers, numbers = (rng.sample(choice, n) for choice in choices)
     needles = [
         f"The pass number of the {place} is {number}, and {keeper} knows it."
         for place, keeper, number in zip(places, keepers, numbers)
@@ -268,7 +271,7 @@ def multiturn(ask: Ask) -> Draft:
     conversations = prose()["conversations"]
     chat = conversations[ask.seed % len(conversations)]
     facts, asides = chat["facts"], prose()["asides"]
-    start, passages = ask.filler.cut(ask.rng("filler"), ask.n_filler)
+    start, passages = ask.filler.cut(ask.rng("multiturn filler"), ask.n_filler)
     turns = []
     for i, fact in enumerate(facts):
         greeting = "Please remember what I tell you now, because I will ask you about it later. " if i == 0 else ""
@@ -278,11 +281,10 @@ def multiturn(ask: Ask) -> Draft:
         if passage := "".join(passages.sentences[i * share : (i + 1) * share]).strip():
             turns += [("user", f"{lead}\n\n{passage}"), ("assistant", reply)]
     order = ask.rng("recall").sample(facts, len(facts) if ask.scripted else 1)
-    hay = {"filler": ask.filler.name, "filler_sha256": ask.filler.sha256, "first_sentence": start}
-    params = {"conversation": chat["name"], **hay}
+    params = {"filler": ask.filler.name, "filler_sha256": ask.filler.sha256, "first_sentence": start}
+    params["conversation"] = chat["name"]
     if ask.scripted:
-        asked = [(fact["ask"], fact["reply"]) for fact in order]
-        questions, script, params["quotes"] = _recall(ask, passages, asked)
+        questions, script, params["quotes"] = _recall(ask, passages, [(fact["ask"], fact["reply"]) for fact in order])
         task = f"Now back to what I told you at first. Answer these questions, one after the other.\n{questions}"
     else:
         script, task = None, f"Now back to what I told you at first. {order[0]['ask']}"
