@@ -25,6 +25,10 @@ class ModelError(WakeKVError):
     """A model that cannot be fetched, loaded or logged."""
 
 
+class CacheError(WakeKVError):
+    """A cache that cannot do what a model or a caller asks of it, or cannot get a page back."""
+
+
 def lookup(name: str, table: Mapping[str, V], kind: str) -> V:
     """`table[name]`, or an InputError that lists the nearest known names of this `kind`."""
     if name in table:

@@ -1,0 +1,89 @@
+"""One rule, two hosts: what a real cache wanted, replayed by the simulator, misses and keeps the same pages."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+
+from wakekv.cache import ReversibleCache
+from wakekv.errors import InputError
+from wakekv.policies import POLICIES
+from wakekv.replay import replay
+
+BUDGET, PROMPT, TURN = 4, 50, 66
+IDS = torch.randint(0, 64, (2, 90), generator=torch.Generator().manual_seed(1))
+PADDED = torch.ones_like(IDS)
+PADDED[1, :11] = 0  # so that the second sequence begins within its third page
+MODEL = tiny.model("llama", num_hidden_layers=2)
+MODEL.set_attn_implementation("sdpa")
+
+
+def decode(policy, padding=PADDED, **settings):
+    """A prompt in chunks, steps, a second turn, more steps. Returns the cache and what was resident after each step."""
+    cache, seen = ReversibleCache(MODEL.config, BUDGET, page=4, max_tokens=96, policy=policy, wants=3, **settings), []
+    with torch.inference_mode(), cache.attached(MODEL):
+        cache.prefill(MODEL, IDS[:, :PROMPT], padding[:, :PROMPT], chunk=23)
+        for t in [*range(PROMPT, TURN), None, *range(TURN + 11, IDS.shape[1])]:
+            start, stop = (TURN, TURN + 11) if t is None else (t, t + 1)
+            MODEL(IDS[:, start:stop], attention_mask=padding[:, :stop], past_key_values=cache)
+            if t is not None:
+                seen.append([x.numpy() for x in cache.resident()])
+    return cache, seen
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """What another run wanted, for policies that are calibrated."""
+    return decode("full")[0].demands()[0]
+
+
+def assert_replayed(policy, cache, seen):
+    misses = 0
+    for b, demand in enumerate(cache.demands()):
+        kept = []
+
+        def keep(step, resident, missed, kept=kept):
+            kept.append(resident.copy())
+
+        misses += replay(demand, policy, BUDGET, on_step=keep).misses[0]
+        assert len(kept) == len(seen) == cache.books.n_steps
+        for resident, real in zip(kept, seen, strict=True):
+            n = real[b].shape[1]
+            assert (resident[:, :n] == real[b]).all() and not resident[:, n:].any()
+    assert misses == cache.books.misses
+    assert sum(demand.n_wants for demand in cache.demands()) == cache.books.n_wants
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_misses_and_keeps_what_the_simulator_says(name, elsewhere):
+    policy = POLICIES[name]
+    if policy.offline:
+        with pytest.raises(InputError, match="held_out"):
+            ReversibleCache(MODEL.config, BUDGET, policy=policy)
+        policy = policy.held_out(elsewhere)
+        if policy.offline:  # it needs the future itself
+            with pytest.raises(InputError, match="which a real cache cannot"):
+                ReversibleCache(MODEL.config, BUDGET, policy=policy)
+            return
+    assert_replayed(policy, *decode(policy))
+
+
+@pytest.mark.parametrize("name", ["reactive", "evict", "lfu", "flexicache-m0-r4", "shadow"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_ranking_after_attention_follows_the_same_rule(name, every):
+    assert_replayed(POLICIES[name], *decode(name, mode="lagged", every=every))
+
+
+@pytest.mark.parametrize("name", ["reactive", "lfu"])
+def test_fetching_until_the_error_is_small_follows_the_same_rule(name):
+    cache, seen = decode(name, mode="eps", eps=0.5)
+    assert cache.books.n_wants > cache.books.n_steps * 2 * 4 * 3  # more than the three that each head wants anyway
+    assert_replayed(POLICIES[name], cache, seen)
+
+
+@pytest.mark.parametrize("scope", ["layer", "model"])
+@pytest.mark.parametrize("changes", [{}, {"floor": 0.3}, {"reversible": False}, {"every": 3}])
+def test_a_budget_shared_by_heads_follows_the_same_rule(scope, changes):
+    policy = POLICIES["reactive"].but(scope=scope, **changes)
+    assert_replayed(policy, *decode(policy))

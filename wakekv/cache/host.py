@@ -1,0 +1,196 @@
+"""What every host of the rule of residency does in a real cache: note wants, bring pages, count, go back on failure.
+
+There are two hosts, settling.py for any policy and swapping.py for recency alone. Both leave the pages that `replay`
+leaves of the same wants.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from wakekv.cache.books import Books
+from wakekv.cache.layer import PagedLayer
+from wakekv.cache.pool import EMPTY
+from wakekv.cache.wants import NEVER, Wants
+from wakekv.policies import Policy
+
+
+class Wanted(NamedTuple):
+    """A layer's wants of a step, [row, want], each row by ascending weight: page, weight float32, and whether there is
+    one at all; absent: not resident as the step began."""
+
+    page: torch.Tensor
+    weight: torch.Tensor
+    real: torch.Tensor
+    absent: torch.Tensor
+
+
+def choose(score: torch.Tensor, n: int, slot_of: torch.Tensor, among: torch.Tensor | None = None) -> Wanted:
+    """The n pages of highest score [row, page], `among` some (bool [row, page]) or all, in the canonical order of
+    wants. A score is the maximum of a page's bounds over the group; -inf says that there is no page."""
+    best = score if among is None else score.masked_fill(~among, -torch.inf)
+    page = best.topk(min(n, score.shape[1]), sorted=False).indices.sort(1).values
+    weight = torch.softmax(score, 1).gather(1, page)
+    order = weight.argsort(dim=1, stable=True)
+    page, weight = page.gather(1, order), weight.gather(1, order)
+    real = best.gather(1, page) > -torch.inf
+    return Wanted(page, weight, real, real & (slot_of.gather(1, page) == EMPTY))
+
+
+class Host:
+    """What both hosts do: keep `wants` (one Wants a sequence), count, and go back where a step fails.
+
+    layers: those with pages, in order;  budget: pages a head;  lagged: wants take effect as the step ends
+    """
+
+    def __init__(self, layers: list[PagedLayer], policy: Policy, budget: int, books: Books, lagged: bool):
+        self.layers, self.policy, self.budget, self.books, self.lagged = layers, policy, budget, books, lagged
+        first = layers[0]
+        pads = [0] * (first.n_rows // first.n_kv) if first.n_pad is None else first.n_pad[:: first.n_kv].tolist()
+        self.firsts = [pad // first.sizes.page for pad in pads]  # each sequence's first page that is not all padding
+        self.n_known = first.n_closed  # pages that the policy has been told of
+        heads = np.repeat([layer.index for layer in layers], [layer.n_kv for layer in layers]).astype(np.int32)
+        self.wants = []
+        for b, skip in enumerate(self.firsts):
+            rows, means = (
+                torch.cat([getattr(x, name)[b * x.n_kv : (b + 1) * x.n_kv] for x in layers])
+                for name in ("prompt_rows", "means")
+            )
+            rows, means = (torch.roll(x, -skip, axis).numpy() for x, axis in ((rows, 2), (means, 1)))
+            self.wants.append(Wants(heads, first.sizes.page, rows, means))
+            self.wants[b].created[: self.n_known - skip] = -1
+        self.stalled = False  # this step has waited for a page
+        self._wanted: dict[int, Wanted] = {}
+        self._before: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def admit(self) -> None:
+        """Fill the pools, as decoding begins; all of it or, where a page cannot be read, none."""
+        targets = self.first_pages()
+        try:
+            for layer, target in zip(self.layers, targets, strict=True):
+                rows, pages = torch.nonzero(target, as_tuple=True)
+                if len(rows):
+                    layer.pool.room(int(target.sum(1).max()))
+                    layer.pool.place(rows, pages, *self.fetch(layer, rows, pages), self.stamps(-1) + pages)
+        except BaseException:
+            for layer in self.layers:
+                layer.pool.free(*torch.nonzero(layer.pool.slot_of >= 0, as_tuple=True))
+            raise
+        if not self.policy.reversible:
+            for layer in self.layers:
+                destroy_absent(layer)
+
+    def first_pages(self) -> list[torch.Tensor]:
+        """bool [row, page] a layer: what is resident as decoding begins."""
+        raise NotImplementedError
+
+    def stamps(self, step: int) -> int:
+        """The first stamp of a step: for each page, if it is born in the step, then for its wants."""
+        return (step + 1) * 2 * self.layers[0].sizes.n_pages
+
+    def bring(self, layer: PagedLayer, wanted: Wanted) -> None:
+        """Have wanted pages come, as far as they are to come before the step ends."""
+        raise NotImplementedError
+
+    def settle(self, step: int, last: int | None) -> int:
+        """Trim as the step ends; `last` is the page that it closed. Returns the step's misses."""
+        raise NotImplementedError
+
+    @property
+    def step(self) -> int:
+        return self.wants[0].n_steps
+
+    def want(self, layer: PagedLayer, score: torch.Tensor, n: int, among: torch.Tensor | None = None) -> None:
+        """A layer wants the n pages of highest score (see `choose`) in this step."""
+        if layer.index not in self._before:
+            self._before[layer.index] = layer.pool.tables()
+        self._wanted[layer.index] = choose(score, n, self._before[layer.index][1], among)
+        self.bring(layer, self._wanted[layer.index])
+
+    def fetch(self, layer: PagedLayer, rows: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of pages in the slow tier, and the price in the books."""
+        got = layer.reservoir.read(rows, pages)
+        self.books.fetched += len(pages)
+        self.books.fetched_bytes += len(pages) * layer.reservoir.page_bytes
+        return got
+
+    def undo(self) -> None:
+        """Back to the step's beginning. A page whose slot was taken is read again; if that fails too it stays, whole,
+        in the reservoir alone."""
+        for layer in self.layers:
+            if layer.index in self._before:
+                rows, pages, stamps = layer.pool.restore(self._before[layer.index])
+                try:
+                    if len(rows):
+                        layer.pool.place(rows, pages, *layer.reservoir.read(rows, pages), stamps)
+                except Exception:  # the slots are empty then: nothing is lost, and the step's own failure is told
+                    continue
+        self._wanted, self._before, self.stalled = {}, {}, False
+
+    def commit(self) -> None:
+        """The step is over: count the token in, note the wants, trim. What fails leaves the lengths as they were."""
+        layers, step = self.layers, self.step
+        lengths = [(layer.n_closed, layer.n_open) for layer in layers]
+        for layer in layers:
+            layer.advance()
+        n = layers[0].n_closed
+        born = [slice(self.n_known - skip, n - skip) for skip in self.firsts]
+        for b, (wants, new) in enumerate(zip(self.wants, born, strict=True)):
+            wants.created[new] = step
+            if new.stop > new.start:
+                rows = [x.means[b * x.n_kv : (b + 1) * x.n_kv, self.n_known : n] for x in layers]
+                wants.key_means[:, new] = torch.cat(rows).numpy()
+            wants.add(*self._noted(b))
+        try:
+            misses = self.settle(step, n - 1 if n > lengths[0][0] else None)
+        except BaseException:
+            for layer, (layer.n_closed, layer.n_open) in zip(layers, lengths, strict=True):
+                layer.drop()
+            for wants, new in zip(self.wants, born, strict=True):
+                wants.created[new] = NEVER
+                wants.drop()
+            raise
+        books = self.books
+        books.n_steps, books.misses, books.n_wants = books.n_steps + 1, books.misses + misses, self._n_wants()
+        books.stall_steps += self.stalled
+        self.n_known, self._wanted, self._before, self.stalled = n, {}, {}, False
+
+    def _n_wants(self) -> int:
+        return self.books.n_wants + sum(int(w.real.sum()) for w in self._wanted.values())
+
+    def _noted(self, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The step's wants of sequence b: how many of each head, pages, weights."""
+        counts, pages, weights = [], [], []
+        for layer in self.layers:
+            rows, wanted = slice(b * layer.n_kv, (b + 1) * layer.n_kv), self._wanted.get(layer.index)
+            if wanted is None:
+                counts.append(np.zeros(layer.n_kv, np.int64))
+                continue
+            page, weight, real = (x[rows].cpu().numpy() for x in wanted[:3])
+            counts.append(real.sum(1))
+            pages.append(page[real] - self.firsts[b])
+            weights.append(weight[real])
+        none = [np.zeros(0, np.int32)]
+        return np.concatenate(counts), np.concatenate(pages or none), np.concatenate(weights or none)
+
+    def select(self, index: list[int]) -> None:
+        """Keep the sequences of `index`, in its order."""
+        self.wants = [copy.deepcopy(self.wants[b]) for b in index]
+        self.firsts = [self.firsts[b] for b in index]
+
+
+def put_open(layer: PagedLayer, rows: torch.Tensor, page: int, stamps: torch.Tensor) -> None:
+    """Give the page just closed, whose bytes the open place still has, a slot in some rows."""
+    pool = layer.pool
+    pool.place(rows, torch.full_like(rows, page), pool.keys[rows, -1], pool.values[rows, -1], stamps)
+
+
+def destroy_absent(layer: PagedLayer) -> None:
+    """What is closed and not resident is gone for good."""
+    n = layer.n_closed
+    gone = layer.reservoir.held[:, :n] & (layer.pool.slot_of[:, :n] == EMPTY).cpu()
+    layer.reservoir.destroy(*torch.nonzero(gone, as_tuple=True))

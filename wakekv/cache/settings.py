@@ -1,0 +1,72 @@
+"""What a cache can be asked to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from wakekv.errors import InputError, lookup
+from wakekv.policies import POLICIES, Policy
+
+MODES, KERNELS = ("exact", "lagged", "eps"), ("matmul", "sdpa")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of a ReversibleCache beside the model's configuration; InputError for those that do not fit.
+
+    budget        pages per KV head on the fast tier, beside the open page; or budget_bytes for all of them together
+    policy        a name in POLICIES, or a Policy: which pages stay. evict is reactive with reversible=False. One that
+                  is offline must be `held_out` first.
+    mode          "exact": every step ranks all pages by their key bounds, brings the `wants` best, then attends;
+                  "lagged": attends first, ranks after every `every` steps, for the next step;
+                  "eps": as exact, and fetches on until the error of the output that the pages left out could cause
+                  (a bound, as a length of the output of each head) is at most `eps`; 0 is the full cache
+    wants         pages a KV head wants in a step; no more than the budget are
+    page          tokens a page;  max_tokens: the most tokens a sequence can have (default: the model's own limit)
+    block         tokens read at once by a pass of many tokens: prefill in chunks of this size needs no more fast memory
+                  than one chunk of tokens, one block and the digests, and after it the budget
+    slow          a folder for the slow tier's file, mapped into memory; None: host memory, pinned beside a GPU
+    kernel        "matmul": straight over the slots; "sdpa": torch's own over the pages in the order of the text, which
+                  gives the bits of a full cache where nothing is left out, and is slower
+    """
+
+    budget: int | None = None
+    budget_bytes: int | None = None
+    policy: str | Policy = "reactive"
+    mode: Literal["exact", "lagged", "eps"] = "exact"
+    every: int = 1
+    eps: float | None = None
+    wants: int = 32
+    page: int = 16
+    max_tokens: int | None = None
+    block: int = 1024
+    slow: str | Path | None = None
+    kernel: Literal["matmul", "sdpa"] = "matmul"
+
+    def __post_init__(self):
+        if isinstance(self.policy, str):
+            object.__setattr__(self, "policy", lookup(self.policy, POLICIES, "policy"))
+        for name in ("budget", "budget_bytes", "every", "wants", "page", "max_tokens", "block"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise InputError(f"{name} counts from 1 and must be a whole number, not {value!r}")
+        if (self.budget is None) == (self.budget_bytes is None):
+            raise InputError("give either budget (pages per KV head) or budget_bytes")
+        for name, allowed in (("mode", MODES), ("kernel", KERNELS)):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.every != 1 and self.mode != "lagged":
+            raise InputError(f"every={self.every} is for mode='lagged'; in mode {self.mode!r} each step ranks")
+        if (self.mode == "eps") != (self.eps is not None) or (self.eps is not None and not self.eps >= 0):
+            raise InputError("mode='eps' and eps, a number from 0 up, go together")
+        if self.mode == "eps" and not (self.policy.reversible and self.policy.fetch == "miss"):
+            raise InputError("mode='eps' fetches what it needs: take a reversible policy that fetches on a miss")
+        if self.mode == "eps" and self.kernel != "matmul":
+            raise InputError("mode='eps' needs the scores at hand: take kernel='matmul'")
+        if self.policy.offline:
+            raise InputError(
+                f"{type(self.policy).__name__} looks at its own log beforehand, which a real cache cannot: "
+                "calibrate it on another with policy.held_out(demand)"
+            )
