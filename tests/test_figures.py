@@ -11,6 +11,8 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+import section2
+import section5
 
 from wakekv import figures
 from wakekv.claims import ROOT, published
@@ -40,10 +42,10 @@ def study(traces):
 
 
 @pytest.fixture(scope="module")
-def examples(traces, study):
+def examples(traces, study, make_trace):
     """A call of every figure and table, by name."""
-    data = published()
-    return {
+    data, many = published(), section2.study(make_trace)
+    return section2.examples(many, section2.numbers(many)) | section5.examples(traces) | {
         "one_head": lambda: figures.one_head(traces[0], 3, 5, 20),
         "needle_scores": lambda: figures.needle_scores(read(traces[0])),
         "mechanism": lambda: figures.mechanism(traces[0], 3, 4, 0, 30),
@@ -70,6 +72,12 @@ def test_a_figure_is_the_same_bytes_twice_and_leaves_matplotlib_as_it_was(name, 
     )
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_no_panel_stands_where_only_the_last_digits_of_the_layout_put_it(name, examples):
+    places = [axes.get_position(original=True).bounds for axes in examples[name]().figure.axes]
+    np.testing.assert_allclose(places, np.round(places, 5), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", figures.TABLES)
@@ -105,7 +113,7 @@ def test_importing_figures_chooses_no_backend():
 def test_a_picture_says_where_it_comes_from_and_names_its_axes(name, examples):
     figure = examples[name]().figure
     stamp = figure.texts[0].get_text()
-    assert "made-up" in stamp and ("one log" in stamp or "simulated from logs of 3 prompts" in stamp)
+    assert "made-up" in stamp and ("one log" in stamp or "logs of 3 prompts" in stamp)
     first = [axes for axes in figure.axes if axes.get_visible()][0]
     assert first.get_ylabel() and any(axes.get_xlabel() for axes in figure.axes)
 

@@ -1,4 +1,4 @@
-"""The figures and tables, by name. To add one: a function in drawing/ (a picture) or tables.py, and a line below.
+"""The figures and tables, by name. To add one: a function (drawing/, tables.py, measured.py) and a line below.
 
 Each figure function draws one Picture and each table function makes one Table; both save themselves as files that are
 equal bytes on every run, the numbers as CSV beside them. Nothing is drawn on a screen: no backend is chosen or changed.
@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from wakekv import measured
+from wakekv.drawing.churn import drift_settings, head_pages, spells, table_4, wakers
+from wakekv.drawing.foresight import burst_steps, prefetch_yield, token_markers
+from wakekv.drawing.matched import figure_1a, margins
 from wakekv.drawing.mechanism import mechanism
 from wakekv.drawing.picture import POLICY_STYLE, Picture
 from wakekv.drawing.policies import miss_curves, miss_map
 from wakekv.drawing.reading import needle_scores, one_head
+from wakekv.drawing.wakeups import alarms, forest, leads, mirage
+from wakekv.matched import headline, sensitivity, seven, systems
 from wakekv.tables import Table, logs, sweep, variants
 
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
-    "logs", "mechanism", "miss_curves", "miss_map", "needle_scores", "one_head", "sweep", "variants",
+    "alarms", "burst_steps", "drift_settings", "figure_1a", "forest", "head_pages", "headline", "leads", "logs",
+    "margins", "mechanism", "mirage", "miss_curves", "miss_map", "needle_scores", "one_head", "prefetch_yield",
+    "sensitivity", "seven", "spells", "sweep", "systems", "table_4", "token_markers", "variants", "wakers",
 ]  # fmt: skip
 
 FIGURES: dict[str, Callable[..., Picture]] = {
@@ -25,9 +33,34 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "mechanism": mechanism,  # Figure 1b, from a real head
     "miss_curves": miss_curves,  # Figure 2
     "miss_map": miss_map,  # where in the model the misses fall
+    "head_pages": head_pages,  # one head leaves the pages it began with
+    "wakers": wakers,  # the heads that sleep and wake
+    "table_4": table_4,  # Table 4 with intervals
+    "drift_settings": drift_settings,  # the drift fraction at other thresholds and windows
+    "spells": spells,  # how long heads read, and rest
+    "alarms": alarms,  # one head's wake-ups, and the alarms before them
+    "leads": leads,  # precision and recall against the lead
+    "forest": forest,  # every signal beside chance
+    "mirage": mirage,  # what can be deployed, and what the oracle promises
+    "token_markers": token_markers,  # tokens that announce wake-ups
+    "burst_steps": burst_steps,  # heads that wake together
+    "prefetch_yield": prefetch_yield,  # what acting on alarms would save
+    "figure_1a": figure_1a,  # Figure 1a, measured
+    "margins": margins,  # reactive against each other one, at equal memory
 }
 TABLES: dict[str, Callable[..., Table]] = {
     "logs": logs,  # what was recorded
     "sweep": sweep,  # Table 3
     "variants": variants,  # how much the open choices matter
+    "pooled_logs": measured.logs,  # which logs section 2 stands on
+    "churn": measured.churn,  # Table 4
+    "wakeups": measured.wakeups,  # section 2.2: signals
+    "markers": measured.markers,  # section 2.2: markers
+    "tokens": measured.tokens,  # the tokens themselves
+    "bursts": measured.bursts,  # section 2.2: bursts
+    "prefetching": measured.prefetching,  # what prediction would have to reach
+    "headline": headline,  # Table 1
+    "seven": seven,  # Table 3, with memory
+    "systems": systems,  # the systems of Figure 1a
+    "sensitivity": sensitivity,  # how much the open choices move the comparisons
 }
