@@ -1,4 +1,4 @@
-"""What several test files share: traces that no model had to make."""
+"""What several test files share: traces that no model had to make, and the default model."""
 
 from __future__ import annotations
 
@@ -94,3 +94,11 @@ def log_rows():
 def make_trace():
     """make_trace(n_layers=2, heads_per_layer=4, kv_per_layer=2, n_prompt=200, n_steps=40, k=16, seed=0) -> Trace"""
     return _make_trace
+
+
+@pytest.fixture(scope="session")
+def smol():
+    """The default language model, fetched once and then offline."""
+    from wakekv import models
+
+    return models.load("smollm2-135m")
