@@ -18,6 +18,7 @@ import tiny
 import torch
 
 from wakekv import journal as journal_module
+from wakekv import models, prompts
 from wakekv import record as record_module
 from wakekv.errors import InputError, ModelError, TraceError
 from wakekv.journal import Journal, part_of
@@ -73,6 +74,17 @@ def test_logged_reads_equal_eager_attention(family, n_prompt, tmp_path, log_rows
     last = np.pad(last, ((0, 0), (32 - last.shape[1], 0), (0, -n_prompt % 16)))
     pages = last.reshape(*last.shape[:2], -1, 16).sum(-1)
     np.testing.assert_allclose(trace.prompt_pages, pages, atol=1e-3)
+
+
+@pytest.mark.model
+def test_real_steps_equal_eager_attention(tmp_path, log_rows):
+    loaded = models.load("smollm2-135m", dtype="float32", device="cpu")
+    prompt = prompts.build("niah", loaded.tokenizer, length=500, scripted=False)
+    trace = open_trace(record(loaded, prompt, tmp_path / "t", steps=3, progress=False))
+    verify(tmp_path / "t")
+    assert (trace.n_heads, trace.n_kv_heads, trace.k) == (270, 90, 64)
+    assert_equals_eager(trace, eager_rows(loaded.model, trace.tokens[:-1].tolist()), log_rows)
+    assert trace.needle_mass.max() > 0.1  # some head reads the needle it is asked for
 
 
 def test_positions_of_sliding_layers_are_absolute(tmp_path):

@@ -58,10 +58,10 @@ def record(
     that fills up) and ModelError (a model that cannot be logged, or numbers that are not).
     """
     out, plan = Path(out), _plan(loaded, prompt, steps, k, sample)
-    if resume and out.exists() and read_manifest(out)["key"] == plan.head["key"]:
+    if resume and out.exists() and read_manifest(out).get("key") == plan.head["key"]:
         return out
     if resume and (part_of(out) / "manifest.json").exists():  # killed between the manifest and the name
-        if read_manifest(part_of(out))["key"] == plan.head["key"]:
+        if read_manifest(part_of(out)).get("key") == plan.head["key"]:
             return publish(part_of(out), out, drop=FILES)
     journal = Journal(out, plan.head, resume)
     try:
