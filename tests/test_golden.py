@@ -1,4 +1,4 @@
-"""What every policy costs on a real log, to the last miss. A change here is a change of results: say so where it is made.
+"""What every policy costs on a real log, to the last miss. A change here changes results: say so where it is made.
 
 `python tests/micro.py` writes the counts anew (see there).
 """

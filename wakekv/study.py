@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from wakekv import match, stats
-from wakekv.demand import demand
+from wakekv.demand import Demand, demand
 from wakekv.errors import InputError, lookup
-from wakekv.policies import POLICIES
+from wakekv.policies import POLICIES, Policy
 from wakekv.replay import Curves
 from wakekv.simulate import curves
 from wakekv.trace import Trace
@@ -38,6 +38,7 @@ class Study:
     layer: np.ndarray
     wants: np.ndarray
     curves: dict[str, list[Curves]]
+    n_pages: int  # of the shortest log: budgets beyond it are no choice
     flagged: int = 0
 
     @property
@@ -56,10 +57,12 @@ class Study:
         """DataFrame budget, mean_pages, miss_rate, lo, hi, n, unit, method: `curve` with intervals over prompts.
 
         mean_pages: mean resident pages, summed over heads. lo, hi: bootstrap over prompts, nan where there is one.
+        Budgets beyond the pages of the logs are left out: nothing ever leaves there.
         """
         pooled = self.curve(policy)
         if budgets is not None:
-            absent = sorted(set(budgets) - set(pooled.budgets.tolist()))
+            inside = {budget for budget in budgets if budget <= self.n_pages}
+            absent = sorted(inside - set(pooled.budgets.tolist()))
             if absent:
                 raise InputError(f"budget {absent[0]} was not simulated for {self.name}: 1..{pooled.budgets[-1]} were")
             pooled = pooled.at(budgets)
@@ -81,18 +84,47 @@ class Study:
 
 
 def studies(
-    traces: Iterable[Trace], policies: Sequence[str] = PAPER, budgets=None, convention: str = "batch", **options
+    traces: Iterable[Trace],
+    policies: Sequence[str] | Mapping[str, Policy] = PAPER,
+    budgets: Sequence[int] | None = None,
+    convention: str = "batch",
+    *,
+    slow_budgets: Sequence[int] | None = None,
+    held_out: bool = False,
+    **options,
 ) -> list[Study]:
     """One Study for each model, regime and kind of text among the logs, in order of appearance.
 
-    budgets, convention: as for `curves`. options: as for `demand` (unit, first_touch, page_tokens, k).
+    policies      by their names in POLICIES, or as a table of your own, name -> Policy
+    budgets, convention: as for `curves`
+    slow_budgets  budgets for policies that need a run each (those with a floor); None: as for the others
+    held_out      calibrate what is calibrated on another prompt of the study, not on the one it runs on
+    options: as for `demand` (unit, first_touch, page_tokens, k).
     """
-    parts: dict[tuple, list] = {}
+    rules = policies if isinstance(policies, Mapping) else {name: lookup(name, POLICIES, "policy") for name in policies}
+    groups: dict[tuple, list[Trace]] = {}
     for trace in traces:
-        wants = demand(trace, **options)
-        found = {name: curves(wants, lookup(name, POLICIES, "policy"), budgets, convention) for name in policies}
-        parts.setdefault(key(trace), []).append((trace, wants.layer, wants.ptr[:, -1] - wants.ptr[:, 0], found))
-    return [_joined(group, policies, options.get("unit", "head")) for group in parts.values()]
+        groups.setdefault(key(trace), []).append(trace)
+    joined = []
+    for group in groups.values():
+        parts, kept = [], [demand(trace, **options) for trace in group] if held_out and len(group) > 1 else None
+        for i, trace in enumerate(group):
+            wants = demand(trace, **options) if kept is None else kept[i]
+            own = rules if kept is None else {n: rule.held_out(kept[i - 1]) for n, rule in rules.items()}
+            found = {
+                name: curves(wants, rule, _budgets(rule, budgets, slow_budgets, wants), convention)
+                for name, rule in own.items()
+            }
+            parts.append((trace, wants.layer, wants.ptr[:, -1] - wants.ptr[:, 0], wants.n_pages, found))
+        joined.append(_joined(parts, list(rules), options.get("unit", "head")))
+    return joined
+
+
+def _budgets(rule: Policy, budgets, slow_budgets, wants: Demand):
+    """The budgets to run a policy at, those beyond the pages of the log left out."""
+    slow = slow_budgets is not None and rule.floor and rule.scope != "head"
+    asked = slow_budgets if slow else budgets
+    return None if asked is None else [b for b in asked if b <= wants.n_pages] or [wants.n_pages]
 
 
 def key(trace: Trace) -> tuple[str, str, str]:
@@ -107,11 +139,11 @@ def machine(trace: Trace) -> str:
 
 
 def _joined(group: list, policies: Sequence[str], unit: str) -> Study:
-    traces, layers, wants, found = zip(*group)
+    traces, layers, wants, n_pages, found = zip(*group)
     model, regime, text = key(traces[0])
     return Study(
         model=model, regime=regime, text=text, machine=machine(traces[0]), unit=unit,
         layer=layers[0], wants=np.sum(wants, axis=0),
-        curves={name: [one[name] for one in found] for name in policies},
+        curves={name: [one[name] for one in found] for name in policies}, n_pages=min(n_pages),
         flagged=sum(trace.manifest["repetition"]["flagged"] for trace in traces),
     )  # fmt: skip
