@@ -80,6 +80,12 @@ def test_no_panel_stands_where_only_the_last_digits_of_the_layout_put_it(name, e
     np.testing.assert_allclose(places, np.round(places, 5), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_no_panel_stands_where_only_the_last_digits_of_the_layout_put_it(name, examples):
+    places = [axes.get_position(original=True).bounds for axes in examples[name]().figure.axes]
+    np.testing.assert_allclose(places, np.round(places, 5), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", figures.TABLES)
 def test_a_table_is_the_same_bytes_twice_and_shows_every_row(name, examples, tmp_path):
     for folder in ("a", "b"):

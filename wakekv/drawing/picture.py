@@ -65,6 +65,14 @@ class Picture:
     table: pd.DataFrame
     says: str
 
+    def __post_init__(self):
+        """Lay out once, for all formats, and to 1e-5 only: the solver's last digits vary from process to process."""
+        with style.context(["default", STYLE]):
+            self.figure.draw_without_rendering()
+        self.figure.set_layout_engine("none")
+        for axes in self.figure.axes:
+            axes.set_position([round(float(edge), 5) for edge in axes.get_position(original=True).bounds])
+
     def save(self, folder: Path | str, name: str) -> Picture:
         """FOLDER/NAME.png, .svg, .pdf and the numbers as .csv, each whole or not at all. Returns itself."""
         folder = Path(folder)
