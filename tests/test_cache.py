@@ -63,6 +63,22 @@ def test_with_room_for_all_pages_the_logits_are_the_full_caches(kind):
         assert torch.equal(through(model, ours(model, kernel="sdpa", policy="lfu")), full)
 
 
+@pytest.mark.model
+def test_a_real_model_gives_the_full_caches_logits_and_text(smol):
+    model, ids = smol.model, smol.tokenizer("The tide comes in twice a day, " * 12, return_tensors="pt").input_ids
+    n, full, text = ids.shape[1], DynamicCache(config=model.config), []
+    with torch.inference_mode():
+        out = [model(ids, past_key_values=full).logits[:, -1]]
+        for _ in range(20):
+            text.append(out[-1].argmax(-1, keepdim=True))
+            out.append(model(text[-1], past_key_values=full).logits[:, -1])
+    whole, fed = torch.stack(out), torch.cat([ids, *text], 1)
+    for kernel, off in (("matmul", 1e-5 * whole.abs().max()), ("sdpa", 0.0)):
+        cache = ReversibleCache(model.config, n, max_tokens=n + 20, kernel=kernel)
+        found = through(model, cache, ids=fed, chunks=(n,))
+        assert (found - whole).abs().max() <= off and torch.equal(found.argmax(-1), whole.argmax(-1))
+
+
 @pytest.mark.parametrize("settings", [{"mode": "eps", "eps": 0.0, "wants": 1}, {"policy": "full"}, {"wants": 1}])
 @pytest.mark.parametrize("padding", [None, PADDED], ids=["level", "padded"])
 def test_an_error_bound_of_zero_is_the_full_cache_at_any_budget(settings, padding):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -52,6 +53,19 @@ def test_a_measurement_counts_steps_stalls_and_bytes(tmp_path):
     assert saved["rows"] == rows and saved["start"]["budget"] == 3 and "Recency" in saved["start"]["policy"]
     assert saved["environment"]["threads"] == torch.get_num_threads()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.json"]
+
+
+def test_a_sweep_measures_every_context_and_batch(monkeypatch):
+    model, _ = start_of("llama")
+
+    def build(regime, tokenizer, *, length):
+        return SimpleNamespace(tokens=tuple(TOKENS[:length]), script=tuple(TOKENS[length:]))
+
+    monkeypatch.setattr(system, "build", build)
+    loaded = SimpleNamespace(model=model, tokenizer=None)
+    rows = system.sweep(loaded, [{"budget": 2}], contexts=[20, 40], batches=[1, 2], steps=5, page=4, budget=3, wants=2)
+    seen = [(row["context"], row["batch"], row["settings"], row["n_steps"]) for row in rows]
+    assert seen == [(c - 1, b, s, 5) for c in (20, 40) for b in (1, 2) for s in ("dynamic", "static", "budget=2")]
 
 
 def test_what_cannot_be_timed_is_refused():

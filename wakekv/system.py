@@ -25,6 +25,8 @@ import wakekv
 from wakekv.cache import ReversibleCache
 from wakekv.cache.layer import PagedLayer
 from wakekv.errors import InputError
+from wakekv.prompts import build
+from wakekv.quality import prefilled
 
 WARM = 2  # steps left out of a median
 
@@ -143,6 +145,32 @@ def measure(
         found |= {"tiers": tiers, "slow_tier": cache.paged[0].reservoir.where}
         if before is not None:
             found["allocated_bytes"] = _allocated(model) - before
+    return rows
+
+
+def sweep(
+    loaded: Any,
+    caches: Sequence[Mapping[str, Any]],
+    *,
+    contexts: Sequence[int],
+    batches: Sequence[int] = (1,),
+    steps: int = 16,
+    chunk: int = 1024,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """The rows of `measure` for every context (tokens of a niah prompt) and batch; each context is read once.
+
+    loaded: models.Loaded.  caches: settings that differ from `settings`; see ReversibleCache.
+    """
+    rows = []
+    for context in contexts:
+        prompt = build("niah", loaded.tokenizer, length=context)
+        *text, last = prompt.tokens
+        tokens = [last, *prompt.script][:steps]
+        room = {"max_tokens": len(text) + steps}
+        start = prefilled(loaded.model, text, chunk=chunk, **{**room, **settings})
+        for batch in batches:
+            rows += measure(loaded.model, start, tokens, caches, batch=batch)
     return rows
 
 

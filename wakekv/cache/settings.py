@@ -22,7 +22,9 @@ class Settings:
     mode          "exact": every step ranks all pages by their key bounds, brings the `wants` best, then attends;
                   "lagged": attends first, ranks after every `every` steps, for the next step;
                   "eps": as exact, and fetches on until the error of the output that the pages left out could cause
-                  (a bound, as a length of the output of each head) is at most `eps`; 0 is the full cache
+                  (a bound, as a length of the output of each head) is at most `eps`; 0 is the full cache.
+                  Attention reads the slots: under recency what the step's trim leaves, under other policies, which
+                  trim as the step ends, what was resident and what was brought
     wants         pages a KV head wants in a step; no more than the budget are
     page          tokens a page;  max_tokens: the most tokens a sequence can have (default: the model's own limit)
     block         tokens read at once by a pass of many tokens: prefill in chunks of this size needs no more fast memory
