@@ -2,6 +2,8 @@
 # make smoke       the same in minutes, tiny
 # make test        the tests
 # make lint        format and lint, changing nothing
+# make reference   maintainers: make the results of the default run those that the repository shows
+# make agree       one pass against step by step and brute force, on 10^5 (log, budget) pairs: an hour or so
 # make clean       forget runs and caches; the environment stays (rm -r .venv for that)
 #
 # Each makes the environment first, from requirements.lock; once that is there nothing here needs the network but the model's download.
@@ -17,7 +19,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: reproduce smoke test lint clean
+.PHONY: reproduce smoke test lint reference agree clean
 .DEFAULT_GOAL := reproduce
 
 reproduce: .venv/installed
@@ -32,6 +34,15 @@ test: .venv/installed
 lint: .venv/installed
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+
+reference: .venv/installed
+	@test -f runs/default/run.json || { echo "there is no default run to show: make reproduce"; exit 2; }
+	rm -rf figures artifact/tables artifact/claims artifact/notebooks
+	cp -r runs/default/figures figures
+	cp -r runs/default/tables runs/default/claims runs/default/notebooks artifact
+
+agree: .venv/installed
+	WAKEKV_PAIRS=100000 $(PY) -m pytest tests/test_simulate.py -q
 
 clean:
 	rm -rf runs build .pytest_cache .ruff_cache .hypothesis
