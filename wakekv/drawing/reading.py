@@ -35,7 +35,7 @@ def one_head(trace: Trace, head: int, first: int = 0, steps: int = 20, words: Se
     table = _reads(trace, head, first, steps)
     wants = table.groupby(["step", "page"], as_index=False)["weight"].sum()
     step = first + int(np.argmax(trace.needle_mass[head, first : first + steps]))
-    figure = canvas(9, 3.6, f"head {head} of {log_stamp(trace)}")
+    figure = canvas(9, 4.2, f"head {head} of {log_stamp(trace)}")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.3])
     _close_up(left, table[table["step"] == step], wants[wants["step"] == step], step)
     image = _wants(right, wants, trace, first, steps, words)
