@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import torch
 import transformers
 
+torch.set_num_threads(1)  # models this small only wait for a second one
+
 SIZE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3,
