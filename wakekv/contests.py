@@ -54,12 +54,9 @@ class Contest:
     reason: str = ""
 
     def row(self) -> dict:
-        """As columns of a table; `kept_all` counts points at which ours keeps every page it has seen, and so wins or
-        ties without a choice."""
-        matched = [p for p in self.pooled.points if p.verdict != "excluded"]
+        """As columns of a table."""
         sign = self.sign or stats.SignTest(0, 0, 0, np.nan)
         return self.pooled.row() | {
-            "kept_all": sum(p.our_rate == 0 for p in matched),
             "prompts_won": sign.wins, "prompts_tied": sign.ties, "prompts_lost": sign.losses, "p": sign.p,
             "margin": self.margin.value, "lo": self.margin.lo, "hi": self.margin.hi, "n": self.margin.n,
             "method": self.margin.method, "reason": self.reason,

@@ -33,7 +33,6 @@ from wakekv.tables import published as published_rates
 from wakekv.trace import Trace
 
 COMPARED = {"frozen": ("frozen",), "evict": ("evict",), "snapkv, rkv, reasonalloc": CITED}  # Table 1's rows
-TALLY = ["wins", "ties", "losses", "matched", "excluded"]
 
 
 def headline(chosen: Sequence[Study], budgets: Sequence[int], data: Mapping, resamples: int = stats.RESAMPLES) -> Table:
@@ -61,9 +60,7 @@ def headline(chosen: Sequence[Study], budgets: Sequence[int], data: Mapping, res
 
 
 def _counted(tally: Tally, name: str, whose: str, method: str) -> dict:
-    row = {"against": name, "whose": whose, "matching": method, "at_most": tally.at_most, **tally.row()}
-    kept_all = sum(p.our_rate == 0 for p in tally.points if p.verdict != "excluded")
-    return row | ({"kept_all": kept_all} if "ours" in whose else {})
+    return {"against": name, "whose": whose, "matching": method, "at_most": tally.at_most, **tally.row()}
 
 
 def _headline_row(row: dict) -> dict:
@@ -74,9 +71,8 @@ def _headline_row(row: dict) -> dict:
     shown = {name: "" if pd.isna(cell) else cell for name, cell in shown.items()}
     shown["at most"] = f"{whole('at_most')}/{whole('matched')}" if whole("matched") else f"withheld: {row['reason']}"
     shown |= {name: whole(name) for name in ("wins", "ties", "losses", "excluded")}
-    shown["ours keeps all"] = whole("kept_all")
     least = row.get("smallest_margin", np.nan)
-    shown["smallest margin"] = "" if pd.isna(least) else f"{least:+.3f} at B = {row['at_budget']:.0f}"
+    shown["smallest margin"] = "" if pd.isna(least) else f"{least:+.4f} at B = {row['at_budget']:.0f}"
     tested = whole("prompts_won") and not pd.isna(row.get("margin"))
     shown["prompts won, tied, lost"] = ", ".join(whole(f"prompts_{what}") for what in ("won", "tied", "lost"))
     shown["p"] = "" if pd.isna(row.get("p")) else f"{row['p']:.2g}"
@@ -94,11 +90,11 @@ def seven(
     chosen: Sequence[Study], budgets: Sequence[int], data: Mapping | None, resamples: int = stats.RESAMPLES
 ) -> Table:
     """Table 3: miss rate and (in brackets) resident pages of the seven policies at nominal budgets, ours above
-    the paper's in each regime, with the optimum and, of ours, the two that prune every 8 steps.
+    the paper's in each regime, with the optimum and, where they were run, the two that prune every 8 steps.
 
     Along a row only reactive, evict and the optimum hold the same memory. Intervals over prompts: in the numbers.
     """
-    columns = [*SEVEN, *EVERY_8, "optimum"]
+    columns = [name for name in (*SEVEN, *EVERY_8, "optimum") if any(name in study.curves for study in chosen)]
     regimes = list(dict.fromkeys(study.regime for study in chosen))
     ours = [rates(study, [c for c in columns if c in study.curves], budgets, resamples) for study in chosen]
     paper = [published_rates(data, regime, (*SEVEN[1:], "full")) for regime in regimes if data]
