@@ -6,7 +6,8 @@ ordereddict_sweep  time of a 64-budget sweep with an OrderedDict cache over the 
 libcachesim_sweep  the same against libcachesim's LRU at 64 sizes (its misses are checked against ours, sequential mode)
 bound_fraction     time of one table update a want over the time of `curves` for reactive: 1 would be the bound
 any_rank           time of 64 replays of a policy written in Python over the time of its `curves`
-study_seconds      seconds for --study wants (10^8) through the paper's seven policies, every budget, after loading
+study_seconds      seconds for --study wants (10^8) through the paper's seven policies after loading: every budget of
+                   six, and the paper's four of ReasonAlloc, whose floors need a replay a budget
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from wakekv.kernels.jit import njit
 from wakekv.policies import POLICIES, Policy
 from wakekv.simulate import curves, replay
 
-PAPER = ("full", "frozen", "reactive", "evict")
+PAPER = ("full", "frozen", "reactive", "evict", "snapkv", "rkv", "reasonalloc")
 SWEEP = range(1, 65)
+SWEPT = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -166,14 +168,14 @@ def measure(n_wants: int, study: int) -> dict:
     }
     if study:
         large = made_up(study, n_heads=270)
-        for name in PAPER:
-            if name in POLICIES:
-                curves(made_up(2_000_000, n_heads=270), POLICIES[name])  # compile
+        small = made_up(2_000_000, n_heads=270)
+        for name in PAPER:  # compile
+            curves(small, POLICIES[name], SWEPT if POLICIES[name].floor else None)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         each = {}
         for name in PAPER:
             start = time.perf_counter()
-            curves(large, POLICIES[name])
+            curves(large, POLICIES[name], SWEPT if POLICIES[name].floor else None)
             each[name] = round(time.perf_counter() - start, 3)
         result |= {
             "study_wants": large.n_wants,
