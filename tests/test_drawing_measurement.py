@@ -266,3 +266,9 @@ def test_one_short_log_without_a_wake_up_can_be_drawn_and_tabulated(make_trace):
         made = call()
         made.figure.draw_without_rendering() if name in figures.FIGURES else made.markdown()
     assert read(alone[0].reads[0].trace).score.max() == 0
+
+
+def test_few_prompts_are_called_descriptive_in_the_answer(found):
+    assert "Descriptive in 2 of 2 pairs" in measured.changed(found["churn"])
+    assert "Descriptive" not in measured.changed(found["churn"].assign(n_prompts=5))
+    assert "Descriptive in 2 of 2 pairs" in measured.foreseen(measured.foresight(found["wakeups"]))

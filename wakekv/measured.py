@@ -9,6 +9,7 @@ import pandas as pd
 
 from wakekv.bursts import NULLS, SHARES
 from wakekv.pools import LEAD, MARKERS, TABLE_4, find
+from wakekv.stats import ENOUGH
 from wakekv.tables import Table
 from wakekv.wakeups import ENSEMBLE, SIGNALS
 
@@ -42,7 +43,7 @@ def churn(numbers: pd.DataFrame, data: Mapping) -> Table:
         for title, quantity in titles.items():
             column, score = TABLE_4.get(quantity, (None, None))
             if column and score in (None, line["score"]):
-                cells[title] = _short(line[column])
+                cells[title] = _printed(line[column])
         shown.append({"regime": line["regime"], "model": MODEL_OF.format(line["model"]), "n": ""} | cells)
     return Table(numbers, _by_regime(shown, numbers))
 
@@ -63,7 +64,8 @@ def wakeups(numbers: pd.DataFrame, data: Mapping, lead: int = LEAD) -> Table:
         cells = {"regime": line["regime"], "model": MODEL_OF.format(line["model"]), "n": ""}
         cells["wake-ups"] = str(line["events"])
         for place, metric in enumerate(("precision", "recall")):
-            shown.append(cells | {"": metric} | {name: _short(line.get(name, [np.nan] * 2)[place]) for name in names})
+            values = {name: _printed(line[name][place]) if name in line else "" for name in names}
+            shown.append(cells | {"": metric} | values)
     return Table(numbers, _by_regime(shown, numbers))
 
 
@@ -81,7 +83,7 @@ def markers(numbers: pd.DataFrame, data: Mapping) -> Table:
         shown.append(_who(own) | {title: _cell(of.loc[quantity]) for title, quantity in titles.items()})
     for line in data["prediction"]["markers"]:
         cells = {"regime": line["regime"], "model": MODEL_OF.format(line["model"]), "n": ""}
-        shown.append(cells | {title: _short(line.get(MARKERS.get(q), np.nan)) for title, q in titles.items()})
+        shown.append(cells | {title: _printed(line.get(MARKERS.get(q))) for title, q in titles.items()})
     return Table(numbers, _by_regime(shown, numbers))
 
 
@@ -90,9 +92,9 @@ def tokens(numbers: pd.DataFrame, best: int = 5) -> Table:
     top = numbers.groupby(["model", "regime"], sort=False).head(best)
     shown = pd.DataFrame({"regime": top["regime"], "model": top["model"], "token": top["said"].map(repr)})
     shown["emitted"], shown["then a head woke"] = top["n"], top["hits"]
-    for title, column in {"rate": "rate", "base rate": "base_rate", "p, Bonferroni": "p_bonferroni"}.items():
-        shown[title] = top[column].map(_short)
-    shown["p, Fisher, Bonferroni"] = (top["p_exact"] * top["family"]).clip(upper=1).map(_short)
+    shown["rate"], shown["base rate"] = top["rate"].map(_short), top["base_rate"].map(_short)
+    shown["p, Bonferroni"] = top["p_bonferroni"].map(_tiny)
+    shown["p, Fisher, Bonferroni"] = (top["p_exact"] * top["family"]).clip(upper=1).map(_tiny)
     shown["survives"] = top["marker"].map({True: "yes", False: "no"})
     return Table(numbers, shown.astype(str))
 
@@ -106,16 +108,16 @@ def bursts(numbers: pd.DataFrame, data: Mapping) -> Table:
             row = find(own, quantity="coarse_recall", share=share)
             cells[f"in the busiest {share:.0%}"] = _cell(row)
             cells[f"shuffle, shift ({share:.0%})"] = ", ".join(_short(row[f"{name}_mean"]) for name in NULLS)
-            cells[f"p, p ({share:.0%})"] = ", ".join(_short(row[f"{name}_p"]) for name in NULLS)
+            cells[f"p, p ({share:.0%})"] = ", ".join(_tiny(row[f"{name}_p"]) for name in NULLS)
         cells["z, mean of logs"] = _cell(find(own, quantity="mean_z"))
         cells["Fano"] = _cell(find(own, quantity="fano"))
         for who in ("periodic", "signal"):
             cells[f"{who} trigger ({SHARES[0]:.0%})"] = _cell(find(own, quantity=f"{who}_trigger", share=SHARES[0]))
         shown.append(cells)
     cells = dict.fromkeys(shown[0], "") | {"regime": paper["regime"], "n": str(paper["runs"])}
-    cells |= {"model": MODEL_OF.format(paper["model"]), "z, mean of logs": _short(paper["mean_z"])}
+    cells |= {"model": MODEL_OF.format(paper["model"]), "z, mean of logs": _printed(paper["mean_z"])}
     for share in SHARES:
-        cells[f"in the busiest {share:.0%}"] = _short(paper["coarse_trigger"][f"top_{100 * share:.0f}pct_recall"])
+        cells[f"in the busiest {share:.0%}"] = _printed(paper["coarse_trigger"][f"top_{100 * share:.0f}pct_recall"])
     return Table(numbers, _by_regime([*shown, cells], numbers))
 
 
@@ -182,7 +184,7 @@ def foreseen(seen: pd.DataFrame) -> str:
     return (
         f"{word}. In {len(awake)} pairs of model and regime, the best signal is: {found}.\n"
         f"Of its alarms {right} are right (of blind ones {_range(awake['base_rate'])}), and they catch {caught} of the "
-        f"wake-ups."
+        f"wake-ups.{_caution(awake['n'])}"
     )
 
 
@@ -195,11 +197,17 @@ def changed(numbers: pd.DataFrame) -> str:
     word = "Yes" if most == n else "Most do not" if few == n else "It depends on model and regime"
     pace = "Few do so from one step to the next" if unstable.max() < 0.5 else "Many do so from one step to the next"
     close, far = (_range(of[f"{pair}_jaccard_continuous"]["estimate"]) for pair in ("adjacent", "random_pair"))
+    against = f", below it in {few}" if few else ""
     return (
         f"{word}: {_range(drift['estimate'])} of the heads leave the pages they began with (interval above one half in "
-        f"{most} of {n} pairs of model and regime, below it in {few}).\n{pace} ({_range(unstable)}). Of the heads that "
-        f"read the needle, neighbouring steps share {close}, steps drawn at random {far}."
+        f"{most} of {n} pairs of model and regime{against}).\n{pace} ({_range(unstable)}). Of the heads that read the "
+        f"needle, neighbouring steps share {close}, steps drawn at random {far}.{_caution(drift['n_prompts'])}"
     )
+
+
+def _caution(n_prompts: pd.Series) -> str:
+    few = int((n_prompts < ENOUGH).sum())
+    return f" Descriptive in {few} of {len(n_prompts)} pairs, with fewer than {ENOUGH} prompts." if few else ""
 
 
 def _range(values: pd.Series) -> str:
@@ -229,5 +237,15 @@ def _cell(row: Mapping) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits; nothing for what is undefined."""
-    return "" if value is None or np.isnan(value) else f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"
+    """Whole numbers whole, others with three decimals; nothing for what is undefined."""
+    return "" if np.isnan(value) else f"{value:.0f}" if value == round(value) else f"{value:.3f}"
+
+
+def _tiny(value: float) -> str:
+    """A p-value: two digits."""
+    return "" if np.isnan(value) else f"{value:.2g}"
+
+
+def _printed(value: float | None) -> str:
+    """As the paper has it; nothing where it has nothing."""
+    return "" if value is None else f"{value:g}"

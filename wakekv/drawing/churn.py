@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from wakekv.churn import drift_sweep, survival
 from wakekv.churn import spells as spells_of
@@ -99,7 +99,8 @@ def head_pages(reads: Reads, head: int, first: int = 0, steps: int | None = None
         for step in drifts:
             axes.axvline(step - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
     upper.set(ylabel=f"the {len(used)} pages it reads,\noldest below")
-    upper.set_title(f"head {head} (layer {reads.trace.layer[head]}): {len(drifts)} drift events in {len(at)} steps")
+    upper.set_title(f"head {head} (layer {reads.trace.layer[head]}): drift events: {len(drifts)} in {len(at)} steps")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     lower.plot(at, median[window], color=BLUE)
     lower.axhline(DRIFT_BELOW, color=GREY, linewidth=0.8)
     lower.set(ylabel="overlap\n(median of 8)", xlabel="decode step", ylim=(0, 1.03), xlim=extent[:2])
@@ -214,6 +215,6 @@ def spells(many: Sequence[Pool]) -> Picture:
             axes.set(xlabel="steps", ylabel="share that lasts longer")
             axes.xaxis.set_major_formatter(PLAIN)
             axes.yaxis.set_major_formatter(PLAIN)
-            axes.legend(fontsize=6.5, loc="lower left")
+            axes.legend(fontsize=6.5, loc="upper right" if reading else "lower left")
             axes.label_outer()
     return Picture(figure, pd.concat(tables, ignore_index=True), "Survival of spells of reading and of resting")

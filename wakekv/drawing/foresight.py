@@ -71,7 +71,7 @@ def token_markers(many: Sequence[Pool], numbers: pd.DataFrame, named: int = 4) -
     likeliest are written out.
     """
     kept = counted(many)
-    figure, grid = panels(kept, 2.4, sharey=True)
+    figure, grid = panels(kept, 2.4)
     for (axes,), pool in zip(grid, kept):
         own = of(numbers, pool)
         axes.set(xlabel="times emitted", ylabel="share after which a head woke")
@@ -79,14 +79,16 @@ def token_markers(many: Sequence[Pool], numbers: pd.DataFrame, named: int = 4) -
         axes.set_title(f"{pool.name}: {int(own['marker'].sum())} of {len(own)} survive")
         if not len(own):
             axes.text(0.5, 0.5, f"no token was emitted {SEEN} times", transform=axes.transAxes, ha="center", fontsize=7)
+            axes.set(xticks=[], yticks=[])
             continue
         first, found = own.iloc[0], own[own["marker"]]
         axes.axhline(first["base_rate"], color=GREY, linewidth=0.8, linestyle=":")
         axes.plot(*_needed(*first[["n_discovery", "base_rate", "family"]], own["n"].max()), color=BLACK, linewidth=0.9)
         axes.plot(own["n"], own["rate"], "o", color=BLUE, alpha=0.5, markeredgewidth=0)
         axes.plot(found["n"], found["rate"], "o", color=ORANGE)
-        for place, row in enumerate(own.head(max(named, min(len(found), 8))).itertuples()):
-            where = {"textcoords": "offset points", "xytext": (4, 3 - 8 * (place % 2))}
+        best = own[own["hits"] > 0].head(named)
+        for row, above in zip(best.itertuples(), best.groupby(["n", "hits"]).cumcount()):  # words of one dot in a pile
+            where = {"xytext": (4, 3 + 6 * above), "textcoords": "offset points"}
             axes.annotate(repr(row.said), (row.n, row.rate), fontsize=6, **where)
         axes.set(xscale="log", ylim=(-0.04, None))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -109,6 +111,7 @@ def prefetch_yield(many: Sequence[Pool], numbers: pd.DataFrame) -> Picture:
     kept, drawn = counted(many), []
     names = [name for name in numbers["predictor"].unique() if name != "perfect_what"]
     figure, grid = panels(kept, 3.4, rows=2, sharex=True, sharey="row")
+    widest = numbers.loc[numbers["metric"] == "pages_in_vain_per_step", "estimate"].max()
     for both, pool in zip(grid, kept):
         own = of(numbers, pool).set_index(["predictor", "metric"])
         vain = {name: own.loc[(name, "pages_in_vain_per_step"), "estimate"] for name in names}
@@ -129,7 +132,7 @@ def prefetch_yield(many: Sequence[Pool], numbers: pd.DataFrame) -> Picture:
                     axes.plot(vain[name], twin, linestyle="", **(look | {"markerfacecolor": "white", "markersize": 3}))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0%}"))
             axes.set_xscale("symlog", linthresh=1)
-            axes.set_xlim(-0.15, 3 * max(1, *vain.values()))
+            axes.set_xlim(-0.15, 3 * max(1, widest))
             axes.set_xlabel("pages moved in vain, a step (all heads)")
             axes.label_outer()
         both[0].set_title(f"{pool.name}, B = {own['budget'].iloc[0]}")

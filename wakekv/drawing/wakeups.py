@@ -96,8 +96,10 @@ def leads(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping) -> Picture
             axes.xaxis.set_major_formatter(ScalarFormatter())
             axes.label_outer()
         both[0].set_title(f"{pool.name}: {own['n_events'].max()} wake-ups")
-    for axes in (axes for both in grid for axes in both):
-        axes.set_ylim(0, None)
+    precisions = shown.loc[shown["metric"] == "precision", ["estimate", "random"]].to_numpy()
+    for upper, lower in grid:
+        upper.set(yscale="log", ylim=(min(precisions[precisions > 0], default=0.1) / 2, 1))
+        lower.set_ylim(0, 1.02)
     looks = {name: signal_style(name) for name in NAMES}
     legend(figure, looks | {"as many random alarms": {"color": GREY, "linestyle": "--"}, "published": PAPER}, columns=7)
     columns = ["model", "regime", "signal", "lead", "metric", "estimate", "lo", "hi", "random", "published"]
@@ -108,7 +110,7 @@ def leads(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping) -> Picture
 def forest(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping, lead: int = LEAD) -> Picture:
     """Every signal at one lead with its interval, beside chance and what was published, and what it has beyond chance.
 
-    numbers: `pools.wakeups`.
+    numbers: `pools.wakeups`. "Woke recently", which is no signal, is left out of the differences.
     """
     kept, names, drawn = counted(many), [*NAMES, "woke_recently"], []
     at = numbers[(numbers["lead"] == lead) & numbers["grading"].isin(["z", "baseline"])]
@@ -119,6 +121,8 @@ def forest(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping, lead: int
         for y, (pool, name) in enumerate(rows):
             own = of(at, pool)
             row = own[(own["signal"] == name) & (own["metric"] == metric)].iloc[0]
+            if name not in NAMES and "above" in metric:
+                continue  # it would set the scale
             bar(axes, y, [row["lo"], row["hi"]], row["estimate"], **signal_style(name))
             axes.plot(row["random"], y, "|", color=BLACK, markersize=6)
             for value in _published(data, pool, name, lead) if metric in PLACE else []:
@@ -168,7 +172,8 @@ def mirage(many: Sequence[Pool], data: Mapping, lead: int = LEAD) -> Picture:
             for line, part in parts.items():
                 cells = {"model": pool.model, "regime": pool.regime, "signal": name, "line": line}
                 tables.append(part.assign(**cells, blind=total["precision"]))
-            axes.plot(swept["recall"], swept["precision"], color=look["color"], linewidth=1.1)
+            seen = np.where(curve.precision > 0, curve.precision, np.nan)  # 0 has no place on a logarithmic axis
+            axes.plot(curve.recall, seen, color=look["color"], linewidth=1.1)
             axes.plot(parts["oracle"]["recall"], parts["oracle"]["precision"], color=look["color"], linestyle="--")
             axes.plot(here["recall"], here["precision"], linestyle="", **look)
             for value in _published(data, pool, name, lead):
