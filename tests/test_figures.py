@@ -45,16 +45,20 @@ def study(traces):
 def examples(traces, study, make_trace):
     """A call of every figure and table, by name."""
     data, many = published(), section2.study(make_trace)
-    return section2.examples(many, section2.numbers(many)) | section5.examples(traces) | {
-        "one_head": lambda: figures.one_head(traces[0], 3, 5, 20),
-        "needle_scores": lambda: figures.needle_scores(read(traces[0])),
-        "mechanism": lambda: figures.mechanism(traces[0], 3, 4, 0, 30),
-        "miss_curves": lambda: figures.miss_curves([study], data, BUDGETS, resamples=50),
-        "miss_map": lambda: figures.miss_map(study, 4),
-        "logs": lambda: figures.logs(traces),
-        "sweep": lambda: figures.sweep([study], BUDGETS, data, resamples=50),
-        "variants": lambda: figures.variants(traces[:1], BUDGETS),
-    }
+    return (
+        section2.examples(many, section2.numbers(many))
+        | section5.examples(traces)
+        | {
+            "one_head": lambda: figures.one_head(traces[0], 3, 5, 20),
+            "needle_scores": lambda: figures.needle_scores(read(traces[0])),
+            "mechanism": lambda: figures.mechanism(traces[0], 3, 4, 0, 30),
+            "miss_curves": lambda: figures.miss_curves([study], data, BUDGETS, resamples=50),
+            "miss_map": lambda: figures.miss_map(study, 4),
+            "logs": lambda: figures.logs(traces),
+            "sweep": lambda: figures.sweep([study], BUDGETS, data, resamples=50),
+            "variants": lambda: figures.variants(traces[:1], BUDGETS),
+        }
+    )
 
 
 def test_every_figure_and_table_has_an_example_here(examples):
@@ -72,12 +76,6 @@ def test_a_figure_is_the_same_bytes_twice_and_leaves_matplotlib_as_it_was(name, 
     )
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
-
-
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_no_panel_stands_where_only_the_last_digits_of_the_layout_put_it(name, examples):
-    places = [axes.get_position(original=True).bounds for axes in examples[name]().figure.axes]
-    np.testing.assert_allclose(places, np.round(places, 5), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
