@@ -93,10 +93,17 @@ class Demand:
     @cached_property
     def order(self) -> np.ndarray:
         """int64 [want]: rank of each want among all heads' wants of its step, by weight, then page, then head."""
-        by_step = np.lexsort((self.head_of, self.page, self.weight, self.step_of))
-        starts = np.searchsorted(self.step_of[by_step], np.arange(self.n_steps))
         rank = np.empty(self.n_wants, np.int64)
-        rank[by_step] = np.arange(self.n_wants) - starts[self.step_of[by_step]]
+        packed = self.n_pages <= 1 << 20 and self.n_heads <= 1 << 12
+        for t in range(self.n_steps):
+            heads, entries = self.at(t)
+            weight, page = self.weight[entries], self.page[entries]
+            if packed:  # weights are not negative, so their bits are in their order: one sort of whole numbers
+                bits = (weight + np.float32(0)).view(np.uint32).astype(np.uint64) << np.uint64(32)
+                best = np.argsort(bits | (page.astype(np.uint64) << np.uint64(12)) | heads.astype(np.uint64))
+            else:
+                best = np.lexsort((heads, page, weight))
+            rank[entries[best]] = np.arange(len(entries))
         return rank
 
     @cached_property
@@ -237,7 +244,7 @@ def _canonical(weight: np.ndarray, step: np.ndarray) -> np.ndarray:
 
     The bits of a float32 that is not negative sort as it does.
     """
-    bits = weight.view(np.uint32)
+    bits = (weight + np.float32(0)).view(np.uint32)
     order = np.argsort((bits & 0xFFFF).astype(np.uint16), kind="stable")
     order = order[np.argsort((bits >> 16).astype(np.uint16)[order], kind="stable")]
     return order[np.argsort(step.astype(np.min_scalar_type(step.max(initial=0)))[order], kind="stable")]

@@ -39,7 +39,7 @@ class Residency:
 
     def __init__(self, demand: Demand, policy: Policy, budget: int):
         self._demand, self._policy, self._budget = demand, policy, budget
-        self.seen = Ledger(demand, policy.start, policy.scope, policy.offline)
+        self.seen = Ledger(demand, policy.start, policy.scope, policy.foresight)
         self.share = np.asarray(policy.share(self.seen), np.float64)
         self._groups = budget_groups(policy, demand.layer, self.share)
         self.resident, self._dead = self.seen.known.copy(), np.zeros_like(self.seen.known)

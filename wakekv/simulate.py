@@ -96,7 +96,7 @@ def _buckets(share: np.ndarray, groups: np.ndarray, n_pages: int) -> np.ndarray:
 def _sweep(demand: Demand, policy: Policy) -> Curves:
     """Any order of pages that does not look at the budget, at every budget (the theorem above)."""
     n, shape = demand.n_pages, (demand.n_heads, demand.n_pages)
-    seen = Ledger(demand, policy.start, policy.scope, policy.offline)
+    seen = Ledger(demand, policy.start, policy.scope, policy.foresight)
     share = np.asarray(policy.share(seen), np.float64)
     groups = budget_groups(policy, demand.layer, share)
     bucket = _buckets(share, groups, n)
@@ -153,7 +153,7 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
 def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
     """One replay a budget, all compiled and in step: for floors, under which the resident sets need not nest."""
     shape, n = (demand.n_heads, demand.n_pages), len(budgets)
-    seen = Ledger(demand, policy.start, policy.scope, policy.offline)
+    seen = Ledger(demand, policy.start, policy.scope, policy.foresight)
     share = np.asarray(policy.share(seen), np.float64)
     groups = budget_groups(policy, demand.layer, share)
     members = np.argsort(groups, kind="stable")
@@ -163,6 +163,7 @@ def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
     equal = np.where(np.isinf(share), 0.0, share)[:, None] * budgets
     resident = np.repeat(seen.known[:, :, None], n, axis=2).astype(np.uint8)
     dead = np.zeros_like(resident) if policy.sticky else resident
+    rerank = policy.fetch == "trim"
     demand_fetch = policy.reversible and policy.fetch == "miss"
     misses, stalled = np.zeros((demand.n_heads, n), np.int64), np.zeros((demand.n_steps, n), np.uint8)
     missed_weight, fetched, held, held_time, peak = np.zeros(n), *np.zeros((4, n), np.int64)
@@ -173,20 +174,21 @@ def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
         best = np.lexsort((-seen.recency[head, page], -rank, groups[head]))
         start = np.searchsorted(groups[head[best]], np.arange(groups.max() + 2))
         items = (head * shape[1] + page)[best]
-        rerank = policy.fetch == "trim"
         kernels.trim_each(items, start, shape[1], members, member_start, resident, rerank, total, equal, policy.floor,
                           fetched, held)  # fmt: skip
 
     if seen.known.any():
         trim_all()
         fetched[:] = 0
+    settled = held.copy()  # resident pages when the last trim was done
     step = 0
     while step < demand.n_steps:
         stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
         seen.advance(stop, kernels.advance_each, resident, demand_fetch, policy.sticky, dead,
                      misses, missed_weight, fetched, stalled, held, held_time, peak)  # fmt: skip
-        if policy.every and stop % policy.every == 0:
+        if policy.every and stop % policy.every == 0 and (rerank or (held != settled).any()):  # else nothing has moved
             trim_all()
+            settled = held.copy()
         held_time += held
         np.maximum(peak, held, out=peak)
         step = stop

@@ -20,43 +20,44 @@ def advance_each(
     """
     n_heads, n_pages = known.shape
     n = resident.shape[2]
-    for t in range(t0, t1):
-        base = (t + 1) * stamps
-        for h in range(n_heads):
+    moved = np.zeros((t1 - t0, n), np.int64)
+    for h in range(n_heads):
+        for t in range(t0, t1):
+            base = (t + 1) * stamps
             for i in range(ptr[h, t], ptr[h, t + 1]):
                 p = page[i]
-                here, lost = resident[h, p], dead[h, p]
                 excused = reads[h, p] == 0 if cold else not known[h, p]
                 birth = (by_want and excused) or (not by_want and not known[h, p])
                 for b in range(n):
-                    if not excused and (not here[b] or (sticky and lost[b])):
+                    if not excused and (not resident[h, p, b] or (sticky and dead[h, p, b])):
                         misses[h, b] += 1
                         missed_weight[b] += weight[i]
                         stalled[t, b] = 1
                         if sticky:
-                            lost[b] = 1
-                    if not here[b] and (birth or demand_fetch):
+                            dead[h, p, b] = 1
+                    if not resident[h, p, b] and (birth or demand_fetch):
                         fetched[b] += not birth
-                        held[b] += 1
-                        here[b] = 1
+                        moved[t - t0, b] += 1
+                        resident[h, p, b] = 1
                 if by_want and excused:
                     known[h, p], born[h, p] = True, t
                 reads[h, p] += 1
                 stamp_of[h, p] = base + n_heads * n_pages + (order[i] if len(order) else i - ptr[h, t])
                 if len(following):
                     next_use[h, p] = following[i]
-        if not by_want:
-            for j in range(birth_ptr[t], birth_ptr[t + 1]):
-                p = birth_page[j]
-                for h in range(n_heads):
+            if not by_want:
+                for j in range(birth_ptr[t], birth_ptr[t + 1]):
+                    p = birth_page[j]
                     if stamp_of[h, p] < base:  # born without being wanted
                         stamp_of[h, p] = base + p * n_heads + h
                     known[h, p], born[h, p] = True, t
                     for b in range(n):
-                        held[b] += not resident[h, p, b]
+                        moved[t - t0, b] += not resident[h, p, b]
                         resident[h, p, b] = 1
-        if t < t1 - 1:
-            for b in range(n):
+    for t in range(t1 - t0):
+        for b in range(n):
+            held[b] += moved[t, b]
+            if t < t1 - t0 - 1:
                 held_time[b] += held[b]
                 peak[b] = max(peak[b], held[b])
 

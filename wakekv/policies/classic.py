@@ -43,6 +43,7 @@ class Optimum(Policy):
     """
 
     source = "Belady 1966"
+    foresight = True
     offline: bool = True
 
     def rank(self, seen: Ledger) -> np.ndarray:

@@ -196,5 +196,5 @@ class Ledger:
     def next_use(self) -> np.ndarray:
         """int32 [head, page]: the step of the next want, n_steps if never. InputError unless the policy is offline."""
         if self._next is None:
-            raise InputError("only a policy that declares offline=True is handed the future")
+            raise InputError("only a policy that declares foresight, and is offline, is handed the future")
         return self._next

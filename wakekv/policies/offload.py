@@ -136,6 +136,7 @@ class Quest(Policy):
         ("mean_pages", "peak_pages", "fetched", "stall_steps"), "keeps every page resident: B counts the pages it reads"
     ) | {"missed_weight": "leaves the lowest scores unread, and a log does not hold its scores"}
     fetch: Literal["miss", "trim"] = "trim"
+    foresight = True
     offline: bool = True
     whole: int = 2
 

@@ -39,6 +39,7 @@ class Policy:
 
     What the survey of methods (the paper's Figure 1a) asks of each, as plain class attributes:
     source      where the rule was published
+    foresight   is handed the future (Ledger.next_use), as the optimum is; such a policy is `offline`
     roles       when heads come to be treated unequally: "offline", "prefill", "decode"; "" if they never are
     withheld    numbers this policy does not get, by their name in Curves, each with the reason a page-level log cannot
                 give it; tables and figures print the reason in place of the number
@@ -46,6 +47,7 @@ class Policy:
 
     source: ClassVar[str] = ""
     roles: ClassVar[str] = ""
+    foresight: ClassVar[bool] = False
     withheld: ClassVar[Mapping[str, str]] = {}
 
     reversible: bool = True
