@@ -3,7 +3,7 @@
 # make test        the tests
 # make lint        format and lint, changing nothing
 # make reference   maintainers: make the results of the default run those that the repository shows
-# make agree       one pass against step by step and brute force, on 10^5 (log, budget) pairs: an hour or so
+# make agree       one pass against step by step and brute force, on 10^5 (log, budget) pairs: five minutes
 # make clean       forget runs and caches; the environment stays (rm -r .venv for that)
 #
 # Each makes the environment first, from requirements.lock; once that is there nothing here needs the network but the model's download.
