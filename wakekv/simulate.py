@@ -45,7 +45,7 @@ def _recency(demand: Demand, policy: Policy) -> Curves:
     by_want = cold and policy.start == "demand"
     known = np.zeros(n, bool) if by_want else demand.created < 0
     hist, weight_hist = np.zeros((demand.n_heads, n + 2), np.int64), np.zeros(n + 2)
-    budgets, deepest = np.arange(1, n + 1), np.zeros(demand.n_steps, np.int32)
+    deepest = np.zeros(demand.n_steps, np.int32)
     wants = demand.ptr, demand.page, demand.weight, *demand.births, known
     if policy.reversible and not policy.sticky and by_want == cold:  # the paper's rule, where the bits apply
         seen = np.zeros((demand.n_heads, n + 2), np.int64)
@@ -61,7 +61,12 @@ def _recency(demand: Demand, policy: Policy) -> Curves:
             *wants, by_want, cold, policy.reversible, policy.sticky,
             hist, weight_hist, fetch_hist, deepest, held_end, held_time,
         )  # fmt: skip
-    misses = _above(hist)
+    return _by_bucket(demand, policy, hist, weight_hist, fetch_hist, deepest, np.cumsum(held_time), np.cumsum(held_end))
+
+
+def _by_bucket(demand, policy, hist, weight_hist, fetch_hist, deepest, held_time, peak) -> Curves:
+    """The curves at every budget, from counts by bucket; held_time and peak [n + 2] are already by budget."""
+    budgets, misses = np.arange(1, demand.n_pages + 1), _above(hist)
     return counted(
         demand,
         policy,
@@ -70,8 +75,8 @@ def _recency(demand: Demand, policy: Policy) -> Curves:
         budgets=budgets,
         misses=misses.sum(0),
         missed_weight=_above(weight_hist[None])[0],
-        mean_pages=np.cumsum(held_time)[1:-1] / demand.n_steps,
-        peak_pages=np.cumsum(held_end)[1:-1],
+        mean_pages=held_time[1:-1] / demand.n_steps,
+        peak_pages=peak[1:-1],
         fetched=_above(fetch_hist[None])[0],
         stall_steps=(deepest > budgets[:, None]).sum(1),
         head_misses=misses,
@@ -132,22 +137,7 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
             trim_all()
         kernels.account(held, held_time, peak)
         step = stop
-    budgets = np.arange(1, n + 1)
-    misses = _above(hist)
-    return counted(
-        demand,
-        policy,
-        "batch",
-        demand.n_wants - int(hist.sum()),
-        budgets=budgets,
-        misses=misses.sum(0),
-        missed_weight=_above(weight_hist[None])[0],
-        mean_pages=np.cumsum(held_time)[1:-1] / demand.n_steps,
-        peak_pages=peak[1:-1],
-        fetched=_above(fetch_hist[None])[0],
-        stall_steps=(deepest > budgets[:, None]).sum(1),
-        head_misses=misses,
-    )
+    return _by_bucket(demand, policy, hist, weight_hist, fetch_hist, deepest, np.cumsum(held_time), peak)
 
 
 def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
