@@ -122,7 +122,10 @@ def _record(missing: list[Log], out: Path | str, profile: Profile, workers: int,
                 told = f"recorded in {_time(future.result())}" if error is None else f"FAILED: {_why(error)}"
                 failed += [] if error is None else [f"{log.name}: {_why(error)}"]
                 left = (time.monotonic() - start) * (total / done - 1)
-                say(f"[{n_done}/{len(missing)}] {log.name} {told}" + (f"; about {_time(left)} left" if n_done < len(missing) else ""))
+                say(
+                    f"[{n_done}/{len(missing)}] {log.name} {told}"
+                    + (f"; about {_time(left)} left" if n_done < len(missing) else "")
+                )
     except BaseException:  # interrupted: what is half recorded stays, to be gone on with
         for process in multiprocessing.active_children():
             process.terminate()
