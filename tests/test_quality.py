@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import tiny
 import torch
@@ -55,7 +56,7 @@ def test_a_short_text_tells_nothing():
         quality.compare(MODEL, start, TOKENS[50:70], [{"budget": 3}])
 
 
-def test_needles_are_looked_for_in_every_answer_and_in_the_full_caches_too(monkeypatch):
+def test_needles_are_looked_for_in_every_arms_answer_and_in_the_full_caches(monkeypatch):
     asked = []
 
     def build(regime, tokenizer, **how):
@@ -65,19 +66,46 @@ def test_needles_are_looked_for_in_every_answer_and_in_the_full_caches_too(monke
     tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids: " ".join(map(str, ids)))
     monkeypatch.setattr(quality, "build", build)
     loaded = SimpleNamespace(model=MODEL, tokenizer=tokenizer)
-    caches = [{"budget": 40}, {"budget": 2, "policy": "evict"}]
-    rows = quality.needles(loaded, caches, lengths=[40, 60], depths=[0.5], n_tokens=6, page=4)
+    rows = quality.needles(loaded, budgets=[40, 2], lengths=[40, 60], depths=[0.5], n_tokens=6, page=4)
     assert asked == [("niah", 40, 0.5, 0, False), ("niah", 60, 0.5, 0, False)]
-    assert [row["settings"] for row in rows] == ["full", "budget=40", "budget=2, policy=evict"] * 2
-    for full, same in (rows[0:2], rows[3:5]):
-        assert full["text"] == same["text"] and len(full["text"].split()) == 6
-        ids = torch.tensor([TOKENS[: full["length"]]])
+    arms = ["full", *quality.ARMS, *quality.ARMS]
+    assert rows["arm"].tolist() == arms * 2
+    assert (rows["found"] == rows["text"].str.contains("17")).all()
+    for length, some in rows.groupby("length"):
+        full = some["text"].iloc[0]
+        ids = torch.tensor([TOKENS[:length]])
         alone = MODEL.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, pad_token_id=0
         )
-        assert full["text"] == tokenizer.decode(alone[0, ids.shape[1] :].tolist())
-    for row in rows:
-        assert row["found"] == ("17" in row["text"])
+        assert full == tokenizer.decode(alone[0, ids.shape[1] :].tolist())
+        assert (some["as_full"] == (some["text"] == full)).all()
+        assert some.loc[some["budget"] == 40, "as_full"].all() and not some["as_full"].all()
+    # A head's page: 4 tokens, keys and values of 8 float32; a digest: two bounds and the longest value.
+    page, digest, heads = 2 * 4 * 8 * 4, 2 * 8 * 4 + 4, 3 * 2
+    for length, some in rows[rows["budget"] == 2].groupby("length"):
+        some = some.set_index("arm")
+        n = -(-(length + 6) // 4)
+        assert some.loc["reversible", "bytes"] == heads * (2 * page + n * digest)
+        assert some.loc["destructive", ["pages", "bytes"]].tolist() == [2, heads * 2 * page]
+        wider = some.loc["destructive, wider"]
+        assert wider["bytes"] == wider["pages"] * heads * page
+        assert 0 <= some.loc["reversible", "bytes"] - wider["bytes"] < heads * page
+
+
+def test_accuracy_counts_prompts_and_gives_wilsons_interval():
+    row = {"as_full": False, "misses": 3, "n_wants": 12, "stall_s": 0.5, "n_steps": 4}
+    rows = pd.DataFrame(
+        [{"arm": "full", "budget": np.nan, "found": True, **row}] * 2
+        + [{"arm": "reversible", "budget": 8, "found": i < 3, **row} for i in range(4)]
+    )
+    full, some = quality.accuracy(rows).to_dict("records")
+    assert (full["arm"], full["n"], full["accuracy"]) == ("full", 2, 1.0)
+    assert (some["budget"], some["n"], some["n_found"], some["accuracy"], some["n_as_full"]) == (8, 4, 3, 0.75, 0)
+    assert (some["miss_rate"], some["stall_s"]) == (0.25, 0.125)
+    z, p, n = 1.959964, 0.75, 4
+    half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    assert [some["lo"], some["hi"]] == pytest.approx([middle - half, middle + half], abs=1e-6)
 
 
 def test_an_answer_ends_where_the_model_ends_it():

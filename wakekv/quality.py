@@ -7,18 +7,22 @@ cache on the same prefill (policy "full", equal to transformers' own to rounding
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
+from wakekv import stats
 from wakekv.cache import ReversibleCache
 from wakekv.errors import InputError
 from wakekv.prompts import build
 
+BOOKS = ("misses", "n_wants", "fetched_bytes", "stall_s", "stall_steps")
 LEAST = 64  # teacher-forced tokens that a divergence is taken over, at least
 
 
@@ -93,7 +97,7 @@ def compare(
     if len(tokens) - 1 < least:
         raise InputError(f"{len(tokens) - 1} tokens of text are too few to tell caches apart: give {least} or more")
     truth = torch.tensor(tokens[1:])
-    full = forced(model, start.again(policy="full", mode="exact", every=1, eps=None), tokens[:-1])
+    full = forced(model, start.again(**FULL), tokens[:-1])
 
     def perplexity(logits: torch.Tensor) -> float:
         return math.exp(torch.nn.functional.cross_entropy(logits, truth).item())
@@ -113,10 +117,8 @@ def compare(
                 agreement=float((full.argmax(-1) == some.argmax(-1)).float().mean()),
                 perplexity=perplexity(some),
                 full_perplexity=perplexity(full),
-                **{
-                    name: getattr(books, name)
-                    for name in ("misses", "n_wants", "fetched_bytes", "stall_s", "stall_steps", "n_steps")
-                },
+                n_steps=books.n_steps,
+                **{name: getattr(books, name) for name in BOOKS},
             )
         )
     return found
@@ -136,41 +138,73 @@ def answer(
     return out
 
 
+ARMS = {"reversible": "reactive", "destructive": "evict", "destructive, wider": "evict"}  # and their policies
+FULL = {"policy": "full", "mode": "exact", "every": 1, "eps": None}
+
+
 def needles(
     loaded: Any,
-    caches: Iterable[Mapping[str, Any]],
     *,
+    budgets: Sequence[int],
     lengths: Sequence[int],
     depths: Sequence[float],
     seeds: Sequence[int] = (0,),
     n_tokens: int = 32,
     chunk: int = 1024,
     **settings: Any,
-) -> list[dict[str, Any]]:
-    """Does the answer hold what was hidden? One row a prompt and cache: length, depth, seed, settings, found, text,
-    misses, stall_s. The full cache answers too, in rows of their own (settings "full"): what it does not find either
-    says nothing of a cache.
+) -> pd.DataFrame:
+    """Does a greedy answer hold what was hidden? One row a prompt (niah, one question), arm and budget.
 
-    loaded: models.Loaded.  caches: settings that differ from `settings`; see ReversibleCache.
+    loaded: models.Loaded;  budgets: pages a KV head;  lengths: tokens of a prompt;  depths: where the needle is, from 0
+    to 1;  n_tokens: of the answer, at most;  chunk, settings: as for `prefilled`. A prompt is read once for all arms.
+
+    arm, budget  "full" keeps everything (budget: nan) and says which prompts say anything of the others; the rest are
+                 ARMS: "reversible"; "destructive", with as many pages; "destructive, wider", with as many bytes: a page
+                 that is gone needs no digest, so as many pages more as reversible's digests weigh
+    pages, bytes      a KV head can hold on the fast tier, beside the open page; of all pages and digests that it needs
+    length, depth, seed, n_prompt (tokens), answer, text, found (is the answer in the text), as_full (text as full's)
+    misses, n_wants, fetched_bytes, stall_s, stall_steps, n_steps: the cache's books
     """
-    model, tokenizer, rows, caches = loaded.model, loaded.tokenizer, [], list(caches)
+    model, tokenizer, rows, full = loaded.model, loaded.tokenizer, [], None
     ends = frozenset({tokenizer.eos_token_id} - {None})
-    for length in lengths:
-        for depth in depths:
-            for seed in seeds:
-                prompt = build("niah", tokenizer, seed=seed, length=length, depth=depth, scripted=False)
-                *start, last = prompt.tokens
-                room = {"max_tokens": len(prompt.tokens) + n_tokens}
-                held = prefilled(model, start, chunk=chunk, **{**room, **settings})
-                for asked in [{"policy": "full", "mode": "exact", "every": 1, "eps": None}, *caches]:
-                    cache = held.again(**asked)
-                    text = tokenizer.decode(answer(model, cache, last, n_tokens, ends))
-                    full = asked.get("policy") == "full"
-                    said = "full" if full else ", ".join(f"{name}={value}" for name, value in asked.items())
-                    row = {"length": length, "depth": depth, "seed": seed, "settings": said}
-                    row |= {"found": prompt.answer in text, "text": text}
-                    rows.append(row | {"misses": cache.books.misses, "stall_s": cache.books.stall_s})
-    return rows
+    for length, depth, seed in itertools.product(lengths, depths, seeds):
+        prompt = build("niah", tokenizer, seed=seed, length=length, depth=depth, scripted=False)
+        *start, last = prompt.tokens
+        held = prefilled(model, start, chunk=chunk, **{"max_tokens": len(prompt.tokens) + n_tokens, **settings})
+        own = {"length": length, "depth": depth, "seed": seed, "n_prompt": len(prompt.tokens), "answer": prompt.answer}
+        for arm, budget, cache, size in _arms(held, budgets):
+            text = tokenizer.decode(answer(model, cache, last, n_tokens, ends))
+            full = text if arm == "full" else full
+            row = {"arm": arm, "budget": budget, **size, **own, "text": text, "found": prompt.answer in text}
+            books = {name: getattr(cache.books, name) for name in BOOKS}
+            rows.append({**row, "as_full": text == full, **books, "n_steps": cache.books.n_steps})
+    return pd.DataFrame(rows)
+
+
+def _arms(held: ReversibleCache, budgets: Sequence[int]) -> Iterator[tuple[str, float, ReversibleCache, dict]]:
+    """Arm, budget, cache, and its size: the full cache, then ARMS at every budget, each made when it is its turn."""
+    digests, whole = held.tiers()["digests"], held.paged[0].n_closed
+    page = sum(layer.n_rows * layer.reservoir.page_bytes for layer in held.paged)  # a page of every KV head
+    yield "full", math.nan, held.again(**{**FULL, "budget": 1}), {"pages": whole, "bytes": whole * page}
+    for budget, (arm, policy) in itertools.product(budgets, ARMS.items()):
+        pages = budget + (digests // page if arm == "destructive, wider" else 0)
+        size = {"pages": pages, "bytes": pages * page + (digests if arm == "reversible" else 0)}
+        yield arm, budget, held.again(policy=policy, budget=pages), size
+
+
+def accuracy(rows: pd.DataFrame, by: Sequence[str] = ("arm", "budget")) -> pd.DataFrame:
+    """Of `needles`' rows, grouped by columns (such as arm, budget, length, depth): n prompts, n_found, accuracy and its
+    Wilson interval lo, hi at 95 %; n_as_full, answers that are the full cache's to the letter; miss_rate; stall_s
+    a step.
+    """
+    out = []
+    for names, some in rows.groupby(list(by), sort=False, dropna=False):
+        found = stats.proportion(int(some["found"].sum()), len(some), unit="prompts")
+        row = dict(zip(by, names)) | {"n": len(some), "n_found": int(some["found"].sum())}
+        row |= {"accuracy": found.value, "lo": found.lo, "hi": found.hi, "n_as_full": int(some["as_full"].sum())}
+        row["miss_rate"] = some["misses"].sum() / max(some["n_wants"].sum(), 1)
+        out.append(row | {"stall_s": some["stall_s"].sum() / some["n_steps"].sum()})
+    return pd.DataFrame(out)
 
 
 def as_rows(found: Iterable[Quality]) -> list[dict[str, Any]]:
