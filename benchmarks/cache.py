@@ -1,71 +1,70 @@
 """How fast does a model decode with a reversible cache, and how far does it stray? One run, one machine, one thread.
 
-    OMP_NUM_THREADS=1 python benchmarks/cache.py --json
+    OMP_NUM_THREADS=1 python benchmarks/cache.py --json --out benchmarks/results/cache.json
+    OMP_NUM_THREADS=1 python benchmarks/cache.py --contexts 1000 2000 4000 8000 --batch 1 --steps 18 --out growth.json
 
-vs_dynamic     seconds a step with transformers' DynamicCache over seconds a step with ours
+All caches read the same passages of an encyclopaedia, a different one for each sequence of the batch, and are fed what
+follows, token by token and taking turns. Of the first of ours, at the longest context:
+
+vs_dynamic     seconds a step with transformers' DynamicCache over seconds a step with ours, medians
 vs_static      the same for a preallocated StaticCache
-kl_mean        KL(full || ours) in nats a token, over the text after the prompt, fed token by token
+vs_dynamic_cpu, vs_static_cpu   the same of CPU seconds, which other processes disturb less
+kl_mean        KL(full || ours) in nats a token, over all tokens fed after the context
 destructive_kl_mean   the same with one flag changed, reversible=False, at the same budget
-scoring_share  share of our step that ranks, moves and trims pages
-fast_over_budget   bytes of the fast tier's pages over those of the budget, the open page left out of both
-
-The prompt is read once; for the batch the sequence is repeated, and all caches are fed the same tokens.
+scoring_share  share of our step that ranks, chooses, moves and trims pages
+over_budget    bytes on the fast tier over those of the budget, the digests and the open page
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 
 import torch
 
-from wakekv import quality, system
+from wakekv import system
+from wakekv.cache import ReversibleCache
 from wakekv.models import load
-from wakekv.prompts import build
 
 
-def measure(name: str, context: int, batch: int, steps: int, budget: int, wants: int, every: int, forced: int) -> dict:
-    torch.set_num_threads(1)
-    loaded = load(name, dtype="float32", device="cpu")
-    prompt = build("niah", loaded.tokenizer, length=context)
-    *text, last = prompt.tokens
-    tokens = [last, *prompt.script]
-    ours = {"budget": budget, "wants": wants, "mode": "lagged" if every > 1 else "exact", "every": every}
-    room = len(text) + max(steps, forced + 1)
-    start = quality.prefilled(loaded.model, text, chunk=len(text), max_tokens=room, **ours)
-    dynamic, static, paged = system.measure(loaded.model, start, tokens[:steps], [ours], batch=batch)
-    result = {
-        "vs_dynamic": dynamic["step_s"] / paged["step_s"],
-        "vs_static": static["step_s"] / paged["step_s"],
-    }
-    if forced:
-        pair = [{}, {"policy": "evict"}]
-        reversible, destructive = quality.compare(loaded.model, start, tokens[: forced + 1], pair, least=1)
-        result |= {
-            "kl_mean": reversible.kl_mean,
-            "destructive_kl_mean": destructive.kl_mean,
-            "agreement": reversible.agreement,
-        }
-    page_bytes = batch * sum(layer.n_rows * layer.reservoir.page_bytes for layer in start.paged)
-    return result | {
-        "scoring_share": paged["moving_share"],
-        "fast_over_budget": (paged["tiers"]["pages"] - page_bytes) / (budget * page_bytes),
-        "rows": [dynamic, static, paged],
-        "environment": system.environment(loaded.model),
-    }
+def verdict(rows: list[dict]) -> dict:
+    """The numbers above, of the rows of `system.measure` for one context."""
+    dynamic, static, ours, *others = rows
+    found = {"context": ours["context"], "batch": ours["batch"], "settings": ours["asked"]}
+    for clock in ("", "_cpu"):
+        for name, row in ("dynamic", dynamic), ("static", static):
+            found[f"vs_{name}{clock}"] = row[f"step{clock}_s"] / ours[f"step{clock}_s"]
+    found |= {name: ours[name] for name in ("kl_mean", "kl_p95", "agreement", "n_tokens")}
+    twins = [row["kl_mean"] for row in others if row["asked"].get("policy") == "evict"]
+    found |= {"destructive_kl_mean": twins[0]} if twins else {}
+    return found | {"scoring_share": ours["moving_share"], "over_budget": ours["over_budget"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    for name, default in (("context", 6000), ("batch", 4), ("steps", 20), ("budget", 64), ("wants", 32), ("every", 1)):
+    parser.add_argument("--contexts", type=int, nargs="+", default=[6000], help="default: %(default)s")
+    for name, default in (("batch", 4), ("steps", 66), ("budget", 64), ("wants", 64)):
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
-    parser.add_argument("--forced", type=int, default=64, help="tokens of text for the divergence, 0: none")
+    parser.add_argument("--every", type=int, nargs="*", default=[4], help="lagged ones beside the exact one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = vars(parser.parse_args())
-    plain = not options.pop("json")
-    result = measure(options.pop("model"), **options)
-    print("\n".join(f"{name:22} {value}" for name, value in result.items()) if plain else json.dumps(result))
+    parser.add_argument("--out", help="a file for the same and every row, with what it takes to run it again")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    loaded = load(asked.model, dtype="float32", device="cpu")
+    ours = {"budget": asked.budget, "wants": asked.wants}
+    lagged = [{**ours, "mode": "lagged", "every": every} for every in asked.every]
+    caches = [{**ours, "mode": "exact"}, *lagged, {**ours, "mode": "exact", "policy": "evict"}]
+    sizes = {"contexts": asked.contexts, "batches": [asked.batch], "steps": asked.steps}
+    rows = system.sweep(loaded, caches, **sizes, chunk=max(asked.contexts), **ours)
+    result = verdict([row for row in rows if row["context"] == max(asked.contexts)])
+    if asked.out:
+        start = ReversibleCache(loaded.model.config, **ours)
+        told = {"command": shlex.join(["python", *sys.argv]), "dtype": "float32", **sizes}
+        system.save(asked.out, loaded.model, start, rows, verdict=result, asked=told)
+    print(json.dumps(result) if asked.json else "\n".join(f"{name:22} {value}" for name, value in result.items()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from wakekv.cache import ReversibleCache
+from wakekv.cache import ReversibleCache, loops
 from wakekv.errors import InputError
 from wakekv.policies import POLICIES
 from wakekv.replay import replay
@@ -73,6 +73,13 @@ def test_every_policy_misses_and_keeps_what_the_simulator_says(name, elsewhere):
 @pytest.mark.parametrize("every", [1, 3])
 def test_ranking_after_attention_follows_the_same_rule(name, every):
     assert_replayed(POLICIES[name], *decode(name, mode="lagged", every=every))
+
+
+@pytest.mark.parametrize("name", ["reactive", "evict"])
+@pytest.mark.parametrize("settings", [{}, {"mode": "lagged", "every": 3}])
+def test_without_compiled_loops_the_rule_is_the_same(name, settings, monkeypatch):
+    monkeypatch.setattr(loops, "AVAILABLE", False)
+    assert_replayed(POLICIES[name], *decode(name, **settings))
 
 
 @pytest.mark.parametrize("name", ["reactive", "lfu"])

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from wakekv.cache import loops
 from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer, Sizes
 from wakekv.cache.pool import EMPTY
@@ -19,6 +20,7 @@ from wakekv.cache.reservoir import TRIES, Reservoir
 from wakekv.cache.settling import Settling
 from wakekv.cache.swapping import Swapping
 from wakekv.errors import CacheError
+from wakekv.kernels import AVAILABLE
 from wakekv.policies import POLICIES
 
 OPERATIONS = int(os.environ.get("WAKEKV_OPERATIONS", "1500"))  # in all; 10^6 to be thorough
@@ -30,13 +32,18 @@ class Caches(RuleBasedStateMachine):
     """Two layers that are fed, ranked, trimmed, reordered and reset, over a slow tier that fails when told to."""
 
     @initialize(name=st.sampled_from(["reactive", "evict", "lfu", "flexicache-m0-r2", "h2o"]), lagged=st.booleans(),
-                seed=st.integers(0, 2**32 - 1), pad=st.sampled_from([None, (0, 1), (3, 0)]))  # fmt: skip
-    def begin(self, name, lagged, seed, pad):
+                seed=st.integers(0, 2**32 - 1), pad=st.sampled_from([None, (0, 1), (3, 0)]),
+                compiled=st.booleans())  # fmt: skip
+    def begin(self, name, lagged, seed, pad, compiled):
+        loops.AVAILABLE = compiled and AVAILABLE
         self.policy, self.lagged, self.pad = POLICIES[name], lagged, pad
         self.rng = np.random.default_rng(seed)
         self.layers = [PagedLayer(i, Sizes(PAGE, N_PAGES, 2, None)) for i in (0, 3)]
         self.clear()
         self.prompt(5)
+
+    def teardown(self):
+        loops.AVAILABLE = AVAILABLE
 
     def clear(self):
         self.host, self.failures, self.books = None, 0, Books()
@@ -55,11 +62,11 @@ class Caches(RuleBasedStateMachine):
         return fresh
 
     def get(self, reservoir):
-        def read(rows, pages):
+        def read(*what):
             if self.failures:
                 self.failures -= 1
                 raise OSError("the disk is gone")
-            return Reservoir._get(reservoir, rows, pages)
+            return Reservoir._get(reservoir, *what)
 
         return read
 

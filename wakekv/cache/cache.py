@@ -240,14 +240,17 @@ class ReversibleCache(Cache):
         return [torch.cat([x[b, :, first:] for x in there]) for b, first in enumerate(firsts)]
 
     def tiers(self) -> dict[str, int]:
-        """Bytes by tier: on the fast one pages (and open pages), digests, windows; slow: pages held there."""
+        """Bytes by tier: on the fast one pages (and open pages), digests, tables, windows; slow: pages held there, and
+        notes, what policies are told of pages."""
         paged = [layer for layer in self.paged if layer.is_initialized]
         windows = [x for layer in self.layers if layer not in self.paged for x in (layer.keys, layer.values)]
         return {
             "pages": sum(layer.pool.n_bytes for layer in paged),
             "digests": sum(x.numel() * x.element_size() for layer in paged for x in (layer.digests, layer.reach)),
+            "tables": sum(layer.pool.n_table_bytes for layer in paged),
             "windows": sum(x.numel() * x.element_size() for x in windows if x is not None),
             "slow": sum(int(layer.reservoir.held.sum()) * layer.reservoir.page_bytes for layer in paged),
+            "notes": sum(x.numel() * x.element_size() for layer in paged for x in (layer.means, layer.prompt_rows)),
         }
 
     def reset(self) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from wakekv.cache import loops
 from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer
 from wakekv.cache.pool import EMPTY
@@ -32,6 +33,8 @@ class Wanted(NamedTuple):
 def choose(score: torch.Tensor, n: int, slot_of: torch.Tensor, among: torch.Tensor | None = None) -> Wanted:
     """The n pages of highest score [row, page], `among` some (bool [row, page]) or all, in the canonical order of
     wants. A score is the maximum of a page's bounds over the group; -inf says that there is no page."""
+    if among is None and loops.serves(score):
+        return _chosen(score, min(n, score.shape[1]), slot_of)
     best = score if among is None else score.masked_fill(~among, -torch.inf)
     page = best.topk(min(n, score.shape[1]), sorted=False).indices.sort(1).values
     weight = torch.softmax(score, 1).gather(1, page)
@@ -39,6 +42,15 @@ def choose(score: torch.Tensor, n: int, slot_of: torch.Tensor, among: torch.Tens
     page, weight = page.gather(1, order), weight.gather(1, order)
     real = best.gather(1, page) > -torch.inf
     return Wanted(page, weight, real, real & (slot_of.gather(1, page) == EMPTY))
+
+
+def _chosen(score: torch.Tensor, n: int, slot_of: torch.Tensor) -> Wanted:
+    page = slot_of.new_empty(len(score), n)
+    wanted = Wanted(page, score.new_empty(page.shape), *(page.new_empty(page.shape, dtype=torch.bool) for _ in "ra"))
+    bits = (x.contiguous().view(torch.int32).numpy() for x in (score, torch.softmax(score, 1)))
+    loops.choose(*bits, slot_of.numpy(), wanted.page.numpy(), wanted.weight.view(torch.int32).numpy(),
+                 wanted.real.numpy(), wanted.absent.numpy())  # fmt: skip
+    return wanted
 
 
 class Host:
@@ -96,8 +108,9 @@ class Host:
         """Have wanted pages come, as far as they are to come before the step ends."""
         raise NotImplementedError
 
-    def settle(self, step: int, last: int | None) -> int:
-        """Trim as the step ends; `last` is the page that it closed. Returns the step's misses."""
+    def settle(self, step: int, last: int | None, absent: int) -> int:
+        """Trim as the step ends; `last` is the page that it closed, `absent` of the wants were known and not resident.
+        Returns the step's misses."""
         raise NotImplementedError
 
     @property
@@ -111,9 +124,13 @@ class Host:
         self._wanted[layer.index] = choose(score, n, self._before[layer.index][1], among)
         self.bring(layer, self._wanted[layer.index])
 
-    def fetch(self, layer: PagedLayer, rows: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of pages in the slow tier, and the price in the books."""
-        got = layer.reservoir.read(rows, pages)
+    def fetch(self, layer: PagedLayer, rows, pages, slots=None) -> tuple[torch.Tensor, ...] | None:
+        """Keys and values of pages in the slow tier, and the price in the books; straight into slots of the pool if
+        those are given, all as numpy arrays then."""
+        if slots is None:
+            got = layer.reservoir.read(rows, pages)
+        else:
+            got = layer.reservoir.move(rows, pages, slots, (layer.pool.keys, layer.pool.values))
         self.books.fetched += len(pages)
         self.books.fetched_bytes += len(pages) * layer.reservoir.page_bytes
         return got
@@ -137,16 +154,17 @@ class Host:
         lengths = [(layer.n_closed, layer.n_open) for layer in layers]
         for layer in layers:
             layer.advance()
-        n = layers[0].n_closed
+        n, wanted = layers[0].n_closed, self._gathered()
         born = [slice(self.n_known - skip, n - skip) for skip in self.firsts]
         for b, (wants, new) in enumerate(zip(self.wants, born, strict=True)):
             wants.created[new] = step
             if new.stop > new.start:
                 rows = [x.means[b * x.n_kv : (b + 1) * x.n_kv, self.n_known : n] for x in layers]
                 wants.key_means[:, new] = torch.cat(rows).numpy()
-            wants.add(*self._noted(b))
+            wants.add(*self._noted(wanted, b))
+        absent = int((wanted.absent & (wanted.page < self.n_known)).sum())
         try:
-            misses = self.settle(step, n - 1 if n > lengths[0][0] else None)
+            misses = self.settle(step, n - 1 if n > lengths[0][0] else None, absent)
         except BaseException:
             for layer, (layer.n_closed, layer.n_open) in zip(layers, lengths, strict=True):
                 layer.drop()
@@ -155,27 +173,31 @@ class Host:
                 wants.drop()
             raise
         books = self.books
-        books.n_steps, books.misses, books.n_wants = books.n_steps + 1, books.misses + misses, self._n_wants()
+        books.n_steps, books.misses, books.n_wants = (
+            books.n_steps + 1,
+            books.misses + misses,
+            books.n_wants + int(wanted.real.sum()),
+        )
         books.stall_steps += self.stalled
         self.n_known, self._wanted, self._before, self.stalled = n, {}, {}, False
 
-    def _n_wants(self) -> int:
-        return self.books.n_wants + sum(int(w.real.sum()) for w in self._wanted.values())
+    def _gathered(self) -> Wanted:
+        """The step's wants of all layers, numpy [layer, row, want]; not real where a layer has fewer."""
+        found = [self._wanted.get(layer.index) for layer in self.layers]
+        k = max((w.page.shape[1] for w in found if w is not None), default=0)
+        blank = torch.zeros(self.layers[0].n_rows, k, dtype=torch.bool, device=self.layers[0].digests.device)
+        found = [Wanted(blank.long(), blank.float(), blank, blank) if w is None else w for w in found]
+        full = (
+            torch.stack([torch.nn.functional.pad(x, (0, k - x.shape[1])) if x.shape[1] < k else x for x in field])
+            for field in zip(*found, strict=True)
+        )
+        return Wanted(*(x.cpu().numpy() for x in full))
 
-    def _noted(self, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _noted(self, wanted: Wanted, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The step's wants of sequence b: how many of each head, pages, weights."""
-        counts, pages, weights = [], [], []
-        for layer in self.layers:
-            rows, wanted = slice(b * layer.n_kv, (b + 1) * layer.n_kv), self._wanted.get(layer.index)
-            if wanted is None:
-                counts.append(np.zeros(layer.n_kv, np.int64))
-                continue
-            page, weight, real = (x[rows].cpu().numpy() for x in wanted[:3])
-            counts.append(real.sum(1))
-            pages.append(page[real] - self.firsts[b])
-            weights.append(weight[real])
-        none = [np.zeros(0, np.int32)]
-        return np.concatenate(counts), np.concatenate(pages or none), np.concatenate(weights or none)
+        n_kv = self.layers[0].n_kv
+        page, weight, real = (x[:, b * n_kv : (b + 1) * n_kv] for x in wanted[:3])
+        return real.sum(2).ravel(), page[real] - self.firsts[b], weight[real]
 
     def select(self, index: list[int]) -> None:
         """Keep the sequences of `index`, in its order."""

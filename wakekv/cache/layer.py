@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from wakekv.cache.pool import EMPTY, Pool
-from wakekv.cache.reading import Block, How, bounds, digest, in_blocks, over_slots, page_weights
+from wakekv.cache.reading import Block, How, best_bounds, bounds, digest, in_blocks, over_slots, page_weights
 from wakekv.cache.reservoir import Reservoir
 from wakekv.errors import CacheError
 from wakekv.trace import PROMPT_ROWS
@@ -101,6 +101,11 @@ class PagedLayer(CacheLayerMixin):
             score.masked_fill_(~self.real_pages(0, self.n_closed)[:, None], -torch.inf)
         return score
 
+    def best(self, query: torch.Tensor, how: How) -> torch.Tensor:
+        """float32 [row, page]: the largest of `scores` over the queries."""
+        best = best_bounds(query, self.digests, self.n_closed, how)
+        return best if self.n_pad is None else best.masked_fill_(~self.real_pages(0, self.n_closed), -torch.inf)
+
     def real_pages(self, first: int, last: int) -> torch.Tensor:
         """bool [row, last - first]: pages that hold more than padding."""
         pages = torch.arange(first, last, device=self.digests.device)
@@ -112,8 +117,7 @@ class PagedLayer(CacheLayerMixin):
         """Attention of this step's queries [row, group, d] over the slots and the open page: (out, scores)."""
         pool = self.pool
         n = pool.n_slots * self.sizes.page + self.n_open + 1
-        keys, values = (x.flatten(1, 2)[:, :n] for x in (pool.keys, pool.values))
-        return over_slots(query, keys, values, self._hidden(n), how)
+        return over_slots(query, pool.keys.flatten(1, 2), pool.values.flatten(1, 2), n, self._hidden(n), how)
 
     def _hidden(self, n: int) -> torch.Tensor | None:
         pool, page = self.pool, self.sizes.page

@@ -98,3 +98,8 @@ class Pool:
     def n_bytes(self) -> int:
         """Bytes of slots and open page."""
         return sum(x.numel() * x.element_size() for x in (self.keys, self.values))
+
+    @property
+    def n_table_bytes(self) -> int:
+        """Bytes of the tables."""
+        return sum(x.numel() * x.element_size() for x in (self.page_of, self.slot_of, self.stamp))

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from wakekv.cache import loops
 
 ROWS = 256  # query rows that a pass of many tokens scores at once
 
@@ -45,16 +48,36 @@ def bounds(query: torch.Tensor, digests: torch.Tensor, how: How) -> torch.Tensor
     return how.scores(torch.cat([query.clamp(min=0), query.clamp(max=0)], -1), digests)
 
 
+def best_bounds(query: torch.Tensor, digests: torch.Tensor, n: int, how: How) -> torch.Tensor:
+    """float32 [row, page]: the largest `bounds` of the queries of a row, for the first n pages."""
+    if not loops.serves(query, digests):
+        return bounds(query, digests[:, :n], how).amax(1)
+    out, parts = query.new_empty(len(query), n), torch.cat([query.clamp(min=0), query.clamp(max=0)], -1)
+    loops.best_bounds(parts.numpy(), digests.numpy(), np.float32(how.scaling), out.numpy())
+    return how.capped(out)
+
+
 def over_slots(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor | None, how: How
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, n: int, hidden: torch.Tensor | None, how: How
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [row, query, d], scores float32 [row, query, token]): attention of queries [row, query, d] over keys and
-    values [row, token, d], but for `hidden` bool [row, token]. With grouped queries the group is the query length: keys
-    are never repeated."""
-    scores = how.scores(query, keys)
+    """(out [row, query, d], scores float32 [row, query, token]): attention of queries [row, query, d] over the first n
+    keys and values [row, token, d], but for `hidden` bool [row, token]. With grouped queries the group is the query
+    length: keys are never repeated."""
+    compiled = loops.serves(query, keys, values)
+    if compiled:
+        query, scores = query.contiguous(), query.new_empty(*query.shape[:2], n)
+        loops.products(query.numpy(), keys.numpy(), n, np.float32(how.scaling), scores.numpy())
+        how.capped(scores)
+    else:
+        scores = how.scores(query, keys[:, :n])
     if hidden is not None:
         scores.masked_fill_(hidden[:, None], -torch.inf)
-    return torch.bmm(torch.softmax(scores, -1).to(values.dtype), values), scores
+    weights = torch.softmax(scores, -1)
+    if not compiled:
+        return torch.bmm(weights.to(values.dtype), values[:, :n]), scores
+    out = query.new_empty(*query.shape[:2], values.shape[-1])
+    loops.mixtures(weights.numpy(), values.numpy(), out.numpy())
+    return out, scores
 
 
 def in_blocks(query: torch.Tensor, blocks, how: How) -> torch.Tensor:

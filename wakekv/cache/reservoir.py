@@ -6,8 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from wakekv.cache import loops
 from wakekv.errors import CacheError, InputError
 
 TRIES = 3  # how often a read is tried before it is given up
@@ -47,13 +49,21 @@ class Reservoir:
 
         Raises CacheError for a page that was destroyed, or where reading fails TRIES times.
         """
-        rows, pages = rows.cpu(), pages.cpu()
-        if not bool(self.held[rows, pages].all()):
-            lost = int(pages[~self.held[rows, pages]][0])
+        return self._tried(rows.cpu(), pages.cpu())
+
+    def move(self, rows: np.ndarray, pages: np.ndarray, slots: np.ndarray, into: tuple[torch.Tensor, ...]) -> None:
+        """The same bytes straight into slots of (keys, values) [row, slot, token, d] in host memory; int64 [n] each.
+        All of them or, where it raises, none."""
+        self._tried(torch.from_numpy(rows), torch.from_numpy(pages), torch.from_numpy(slots), into)
+
+    def _tried(self, rows: torch.Tensor, pages: torch.Tensor, *where) -> tuple[torch.Tensor, ...]:
+        held = self.held[rows, pages]
+        if not bool(held.all()):
+            lost = int(pages[~held][0])
             raise CacheError(f"page {lost} was destroyed and cannot be fetched: a reversible policy keeps it")
         for attempt in range(TRIES):
             try:
-                return self._get(rows, pages)
+                return self._get(rows, pages, *where)
             except OSError as error:
                 if attempt == TRIES - 1:
                     raise CacheError(
@@ -62,7 +72,12 @@ class Reservoir:
                     ) from error
         raise AssertionError("not reached")
 
-    def _get(self, rows: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _get(self, rows: torch.Tensor, pages: torch.Tensor, slots=None, into=None) -> tuple[torch.Tensor, ...]:
+        if into is not None:
+            at = rows.numpy(), pages.numpy(), slots.numpy()
+            for x, y in zip((self.keys, self.values), into):
+                loops.copy(_bytes(x), _bytes(y), *at)
+            return into
         flat = rows * self.keys.shape[1] + pages
         got = (x.flatten(0, 1).index_select(0, flat) for x in (self.keys, self.values))
         return tuple(x.to(self.device, non_blocking=True) for x in got)
@@ -111,3 +126,8 @@ def _room(shape: tuple[int, ...], like: torch.Tensor, folder: Path | None) -> to
     finally:
         os.close(handle)
         os.unlink(name)  # the mapping keeps the bytes; nothing is left behind when it goes
+
+
+def _bytes(x: torch.Tensor) -> np.ndarray:
+    """uint8 [row, page, byte] over the memory of [row, page, token, d]."""
+    return x.flatten(2).view(torch.uint8).numpy()

@@ -44,7 +44,7 @@ class Settling(Host):
                 layer.pool.room(int(torch.bincount(rows).max()))
                 layer.pool.place(rows, pages, *got, torch.zeros_like(pages))
 
-    def settle(self, step: int, last: int | None) -> int:
+    def settle(self, step: int, last: int | None, absent: int) -> int:
         n = self.layers[0].n_closed
         sure = self.policy.fetch == "miss" and not self.lagged and n - self.n_known == (last is not None)
         rules = self.rules if sure else [self._copy(rule) for rule in self.rules]  # a fetch could fail

@@ -67,12 +67,13 @@ class Steps:
         self.host = host
         books.admitted_bytes, books.fetched_bytes, books.fetched = books.fetched_bytes, 0, 0
 
-    def _rank(self, layer: PagedLayer, query: torch.Tensor, how: How) -> torch.Tensor:
-        """Bounds float32 [row, group, page]; the best pages are wanted."""
+    def _rank(self, layer: PagedLayer, query: torch.Tensor, how: How) -> torch.Tensor | None:
+        """The best pages are wanted. In mode eps, the bounds of all, float32 [row, group, page]."""
         stalled = self.books.stall_s
         with self.books.timing("score_s"):
-            score = layer.scores(query, how)
-            self.host.want(layer, score.amax(1), min(self.settings.wants, self.budget))
+            score = layer.scores(query, how) if self.settings.mode == "eps" else None
+            best = layer.best(query, how) if score is None else score.amax(1)
+            self.host.want(layer, best, min(self.settings.wants, self.budget))
         self.books.score_s -= self.books.stall_s - stalled
         return score
 

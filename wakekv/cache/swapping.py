@@ -3,8 +3,10 @@ attention, so that a pool never holds more than the budget."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from wakekv.cache import loops
 from wakekv.cache.host import Host, Wanted, destroy_absent, put_open
 from wakekv.cache.layer import PagedLayer
 from wakekv.cache.pool import EMPTY
@@ -28,18 +30,33 @@ class Swapping(Host):
 
     def bring(self, layer: PagedLayer, wanted: Wanted) -> None:
         pool, base = layer.pool, self.stamps(self.step) + layer.sizes.n_pages
+        come = wanted.absent if self.policy.reversible else wanted.absent & (wanted.page >= self.n_known)
+        if loops.hosted(pool.keys):
+            self._bring_compiled(layer, wanted, come, base)
+            return
         stamp = torch.arange(base, base + wanted.page.shape[1], device=wanted.page.device).expand(wanted.page.shape)
         slot = pool.slot_of.gather(1, wanted.page)
         here = torch.where((slot != EMPTY) & wanted.real, stamp, EMPTY)
         pool.stamp.scatter_reduce_(1, slot.clamp(min=0), here, "amax")
-        come = wanted.absent if self.policy.reversible else wanted.absent & (wanted.page >= self.n_known)
         if bool(come.any()):
             with self.books.timing("stall_s"):
                 rows, at = torch.nonzero(come, as_tuple=True)
                 pages, self.stalled = wanted.page[rows, at], True
                 pool.place(rows, pages, *self.fetch(layer, rows, pages), stamp[rows, at])
 
-    def settle(self, step: int, last: int | None) -> int:
+    def _bring_compiled(self, layer: PagedLayer, wanted: Wanted, come: torch.Tensor, base: int) -> None:
+        pool, found = layer.pool, np.empty((4, come.numel()), np.int64)
+        tables = pool.page_of.numpy(), pool.slot_of.numpy(), pool.stamp.numpy()
+        n = loops.assign(wanted.page.numpy(), wanted.real.numpy(), come.numpy(), base, *tables[1:], *found)
+        if n:
+            self.stalled = True
+            with self.books.timing("stall_s"):
+                rows, pages, slots, stamps = found[:, :n]
+                self.fetch(layer, rows, pages, slots)
+                gaps = loops.enter(rows, pages, slots, stamps, *tables)
+                pool.gaps = pool.gaps and gaps
+
+    def settle(self, step: int, last: int | None, absent: int) -> int:
         n, base = self.layers[0].n_closed, self.stamps(step)
         born = range(max(self.n_known, n - self.budget), n)
         plans = []
@@ -60,4 +77,4 @@ class Swapping(Host):
         if not self.policy.reversible and born:
             for layer in self.layers:
                 destroy_absent(layer)
-        return sum(int((w.absent & (w.page < self.n_known)).sum()) for w in self._wanted.values())
+        return absent

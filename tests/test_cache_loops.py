@@ -1,0 +1,98 @@
+"""The compiled loops of the cache equal their twins in plain torch, and move the same bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from wakekv.cache import host, loops
+from wakekv.cache.books import Books
+from wakekv.cache.layer import PagedLayer, Sizes
+from wakekv.cache.pool import EMPTY
+from wakekv.cache.reading import How, best_bounds, digest, over_slots
+from wakekv.cache.swapping import Swapping
+from wakekv.policies import POLICIES
+
+pytestmark = pytest.mark.skipif(not loops.AVAILABLE, reason="numba is not installed, so there are no compiled loops")
+
+
+@pytest.fixture
+def plainly(monkeypatch):
+    """Calls a function without the compiled loops."""
+
+    def call(function, *args):
+        with monkeypatch.context() as without:
+            without.setattr(loops, "AVAILABLE", False)
+            return function(*args)
+
+    return call
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("group, n, d", [(1, 5, 8), (3, 22, 16), (4, 23, 7)])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_attention_and_bounds_are_those_of_torch(group, n, d, softcap, plainly):
+    query, keys, values = random(3, group, d), random(3, 24, d, seed=1), random(3, 24, d + 1, seed=2)
+    hidden, how = torch.zeros(3, n, dtype=torch.bool), How(0.3, softcap)
+    hidden[1, :2] = True
+    for mask in (None, hidden):
+        ours, twin = (
+            over_slots(query, keys, values, n, mask, how),
+            plainly(over_slots, query, keys, values, n, mask, how),
+        )
+        for a, b in zip(ours, twin, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    digests = digest(random(3, 9, 4, d, seed=3))
+    torch.testing.assert_close(
+        best_bounds(query, digests, 7, how), plainly(best_bounds, query, digests, 7, how), atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("n", [1, 6, 40, 50])
+def test_what_is_chosen_is_what_torch_chooses(seed, n, plainly):
+    score = random(7, 40, seed=seed) * (300 if seed == 4 else 1)  # weights that are 0 in float32 as well
+    score[2, :30] = -torch.inf
+    slot_of = torch.from_numpy(np.random.default_rng(seed).integers(-1, 2, (7, 64)))
+    ours, twin = host.choose(score, n, slot_of), plainly(host.choose, score, n, slot_of)
+    for r in range(7):  # pages that do not exist are in no order
+        for a, b in zip(ours, twin, strict=True):
+            assert torch.equal(a[r][ours.real[r]], b[r][twin.real[r]])
+
+
+def moved(name, compiled, monkeypatch):
+    """What forty steps of random wants leave in every slot: {page: bytes} of each row, and the books."""
+    monkeypatch.setattr(loops, "AVAILABLE", compiled)
+    rng, layers = np.random.default_rng(3), [PagedLayer(i, Sizes(2, 40, 2, None)) for i in range(2)]
+    books = Books()
+
+    def feed(n):
+        for layer in layers:
+            layer.update(*torch.from_numpy(rng.normal(size=(2, 2, n, 6)).astype(np.float32)).split(3, -1))
+
+    feed(31)
+    for layer in layers:
+        layer.keep(torch.zeros(4, 1, 31, 3), How(1.0, None), note_rows=True)
+        layer.advance()
+    swapping = Swapping(layers, POLICIES[name], 6, books, lagged=False)
+    swapping.admit()
+    for _ in range(40):
+        feed(1)
+        for layer in layers:
+            swapping.want(layer, torch.from_numpy(rng.normal(size=(4, layer.n_closed)).astype(np.float32)), 5)
+        swapping.commit()
+    held = [
+        {int(p): x.pool.keys[r, s].tolist() for s, p in enumerate(x.pool.page_of[r]) if p != EMPTY}
+        for x in layers
+        for r in range(4)
+    ]
+    return held, [getattr(books, name) for name in ("misses", "fetched", "fetched_bytes", "n_wants", "stall_steps")]
+
+
+@pytest.mark.parametrize("name", ["reactive", "evict"])
+def test_the_same_pages_with_the_same_bytes_are_resident(name, monkeypatch):
+    assert moved(name, True, monkeypatch) == moved(name, False, monkeypatch)
