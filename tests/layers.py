@@ -7,14 +7,14 @@ from pathlib import Path
 from wakekv.claims import ROOT
 
 # numpy, scipy, statsmodels, pandas; faster with numba
-CORE = ["errors", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats", "match",
-        "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading", "bursts", "markers",
-        "prefetch", "pools", "measured"]  # fmt: skip
+CORE = ["errors", "verdicts", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats",
+        "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading", "bursts", "markers",
+        "prefetch", "pools", "measured", "twins"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
-         "quality", "system"]  # fmt: skip
-RUN = ["claims", "sources", "profiles", "recordings", "notebooks", "reproduce", "commands", "__main__"]
+         "quality", "longbench", "system", "witness", "trials"]  # fmt: skip
+RUN = ["claims", "sources", "profiles", "recordings", "results", "notebooks", "reproduce", "commands", "__main__"]
 RINGS = [CORE, PICTURES, METAL, RUN]
 ORDER = [name for ring in RINGS for name in ring]
 

@@ -172,7 +172,7 @@ def needles(
         *start, last = prompt.tokens
         held = prefilled(model, start, chunk=chunk, **{"max_tokens": len(prompt.tokens) + n_tokens, **settings})
         own = {"length": length, "depth": depth, "seed": seed, "n_prompt": len(prompt.tokens), "answer": prompt.answer}
-        for arm, budget, cache, size in _arms(held, budgets):
+        for arm, budget, cache, size in arms(held, budgets):
             text = tokenizer.decode(answer(model, cache, last, n_tokens, ends))
             full = text if arm == "full" else full
             row = {"arm": arm, "budget": budget, **size, **own, "text": text, "found": prompt.answer in text}
@@ -181,7 +181,7 @@ def needles(
     return pd.DataFrame(rows)
 
 
-def _arms(held: ReversibleCache, budgets: Sequence[int]) -> Iterator[tuple[str, float, ReversibleCache, dict]]:
+def arms(held: ReversibleCache, budgets: Sequence[int]) -> Iterator[tuple[str, float, ReversibleCache, dict]]:
     """Arm, budget, cache, and its size: the full cache, then ARMS at every budget, each made when it is its turn."""
     digests, whole = held.tiers()["digests"], held.paged[0].n_closed
     page = sum(layer.n_rows * layer.reservoir.page_bytes for layer in held.paged)  # a page of every KV head
