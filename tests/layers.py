@@ -9,12 +9,13 @@ from wakekv.claims import ROOT
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "verdicts", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats",
         "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading", "bursts", "markers",
-        "prefetch", "pools", "measured", "twins"]  # fmt: skip
+        "prefetch", "pools", "measured", "twins", "shipped"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
-         "quality", "longbench", "system", "witness", "trials"]  # fmt: skip
-RUN = ["claims", "sources", "profiles", "recordings", "results", "notebooks", "reproduce", "commands", "__main__"]
+         "quality", "longbench", "system", "witness", "trials", "spotcheck"]  # fmt: skip
+RUN = ["claims", "artifact", "document", "sources", "profiles", "recordings", "results",
+       "notebooks", "reproduce", "commands", "reviewing", "__main__"]  # fmt: skip
 RINGS = [CORE, PICTURES, METAL, RUN]
 ORDER = [name for ring in RINGS for name in ring]
 

@@ -58,7 +58,7 @@ class Demand:
             raise InputError("ptr must rise from 0 to the number of wants")
         if len(self.page) and not (0 <= self.page.min() and self.page.max() < len(self.created)):
             raise InputError(f"a want names a page outside 0..{len(self.created) - 1}")
-        if not np.isfinite(self.weight).all() or (len(self.weight) and self.weight.min() < 0):
+        if not np.isfinite(self.total_weight) or (len(self.weight) and self.weight.min() < 0):
             raise InputError("a want has a weight that is negative, infinite or not a number")
         if self.first_touch == "warm" and np.any(self.created[self.page] > self.step_of):
             raise InputError("a page is wanted before it is created")
@@ -78,6 +78,11 @@ class Demand:
     @property
     def n_wants(self) -> int:
         return len(self.page)
+
+    @cached_property
+    def total_weight(self) -> float:
+        """The weight of all wants; not finite where one is not."""
+        return float(self.weight.sum(dtype=np.float64))
 
     @cached_property
     def head_of(self) -> np.ndarray:
@@ -183,8 +188,11 @@ def demand(
     first_touch  see Demand
     page_tokens  tokens a page; prompt rows and key means are logged at 16 and carried to its multiples only
     k            how many of the logged weights of each row to use, the heaviest first; None: all (64 by default)
-    Raises InputError for an unknown unit or rule, or k outside 1..the log's own.
+    Raises InputError for an unknown unit or rule, or k outside 1..the log's own. A shipped log (shipped.py) answers
+    for itself.
     """
+    if not isinstance(trace, Trace):
+        return trace.demand(unit, first_touch, page_tokens, k)
     if unit not in UNITS:
         raise InputError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
     k = trace.k if k is None else k

@@ -1,0 +1,81 @@
+"""Commands for whoever checks the work: tables from shipped logs, comparing runs, spot checks, the pages to read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from wakekv.claims import ROOT, published
+from wakekv.errors import InputError
+
+SHIPPED = ROOT / "artifact" / "logs"
+
+
+def tables(options: argparse.Namespace) -> None:
+    """Tables of the policy notebooks from shipped logs, without torch or a model.
+
+    Replays the policies over page-level logs (by default every one in artifact/logs) and writes, as CSV and Markdown,
+    04_sweep, 04_sweep_kv_heads, 05_table3 and 05_systems. Reactive, evict, frozen and the optimum cost in query heads
+    what they cost on the whole logs, to the last miss. Not from these logs: R-KV and ReasonAlloc, which compare keys;
+    sections 2.1 and 2.2, which need positions; other page sizes. One prompt of each regime: no intervals.
+
+    examples:
+      python -m wakekv tables --out runs/shipped
+      python -m wakekv tables artifact/logs/gemma3-270m_cot_s0.npz --out runs/one
+    """
+    from wakekv import matched
+    from wakekv import tables as written
+    from wakekv.contests import SEVEN, SURVEY
+    from wakekv.policies import POLICIES
+    from wakekv.profiles import PROFILES
+    from wakekv.shipped import open_log
+    from wakekv.study import PAPER, studies
+
+    paths = [Path(path) for path in options.log] or _shipped()
+    logs, budgets, paper = [open_log(path) for path in paths], PROFILES["default"].budgets, published()
+    names = list(dict.fromkeys([*PAPER, *SEVEN, *SURVEY]))
+    needs_keys = [] if any(path.is_dir() for path in paths) else ["rkv", "reasonalloc"]
+    chosen = studies(logs, {name: POLICIES[name] for name in names if name not in needs_keys}, slow_budgets=budgets)
+    first = studies(logs, PAPER)
+    made = {
+        "04_sweep": written.sweep(first, budgets, paper),
+        "04_sweep_kv_heads": written.sweep(studies(logs, PAPER, unit="kv_head"), budgets),
+        "05_table3": matched.seven(chosen, budgets, paper),
+        "05_systems": matched.systems(chosen, budgets),
+    }
+    folder = Path(options.out) / "tables"
+    for name, table in made.items():
+        table.save(folder, name)
+    print(made["04_sweep"].markdown(), end="")
+    print(f"{len(logs)} logs; {', '.join(made)} in {folder}")
+
+
+def pack(options: argparse.Namespace) -> None:
+    """Make page-level logs small enough to ship, out of whole ones.
+
+    Writes one .npz a log, with the text of its tokens, and manifest.json with sizes, sha256, licence and the command
+    that records each anew. Needs the tokenizer of the model that was recorded.
+
+    examples:
+      python -m wakekv pack runs/default/traces/smollm2-135m_niah_d25_s0 --out artifact/logs
+    """
+    from wakekv import shipped, spotcheck
+    from wakekv.trace import open_trace
+
+    about = {}
+    for path in map(Path, options.log):
+        trace, name = open_trace(path), options.prefix + path.name + shipped.SUFFIX
+        shipped.pack(trace, spotcheck.pieces(trace), Path(options.out) / name)
+        about[name] = spotcheck.about(trace.manifest)
+    listed = json.loads(shipped.describe(options.out, about).read_text(encoding="utf-8"))["files"]
+    for name, entry in listed.items():
+        print(f"{name}: {entry['bytes']:,} bytes, {entry['sizes']['wants']:,} wants")
+    print(f"{sum(entry['bytes'] for entry in listed.values()):,} bytes in {options.out}")
+
+
+def _shipped() -> list[Path]:
+    found = sorted(path for path in SHIPPED.glob("*.npz") if not path.name.startswith("smoke_"))
+    if not found:
+        raise InputError(f"no shipped logs in {SHIPPED}: they lie in a checkout of the repository; or name a log")
+    return found
