@@ -9,7 +9,7 @@ from wakekv.claims import ROOT
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "verdicts", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats",
         "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading", "bursts", "markers",
-        "prefetch", "pools", "measured", "twins", "shipped"]  # fmt: skip
+        "prefetch", "pools", "measured", "twins", "shipped", "links", "plan"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",

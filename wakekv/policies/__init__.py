@@ -14,6 +14,7 @@ from .hetero import HeteroCache
 from .ledger import Ledger
 from .offload import ArkVale, FlexiCache, Frozen, HeadInfer, InfiniGen, Quest, ShadowKV
 from .policy import Policy
+from .pooled import Pooled
 from .roles import DuoAttention, HeadKV, MoA, RazorAttention
 
 __all__ = ["POLICIES", "Ledger", "Policy"]
@@ -29,6 +30,8 @@ POLICIES: dict[str, Policy] = {
     "random": Random(),
     "lfu": Frequency(),
     "decayed-reads": Frequency(keep=0.6),
+    # one budget for all heads: ours
+    "pooled": Pooled(),
     # heads have roles, settled offline
     "duoattention": DuoAttention(),
     "razorattention": RazorAttention(),
