@@ -1,9 +1,11 @@
-# make reproduce   the notebooks in order; PROFILE=smoke|default|full, OUT=where
+# make reproduce   the notebooks in order; PROFILE=smoke|default|full, OUT=where, ONLY=NN,NN
 # make smoke       the same in minutes, tiny
 # make test        the tests
 # make lint        format and lint, changing nothing
 # make reference   maintainers: make the results of the default run those that the repository shows
+# make reproduce-doc   run every block of REPRODUCE.md, in smoke mode: a quarter of an hour
 # make agree       one pass against step by step and brute force, on 10^5 (log, budget) pairs: five minutes
+# make torture     the cache through 10^6 appends, wants, fetches that fail or not, trims, reorders and resets: a quarter of an hour
 # make clean       forget runs and caches; the environment stays (rm -r .venv for that)
 #
 # Each makes the environment first, from requirements.lock; once that is there nothing here needs the network but the model's download.
@@ -19,11 +21,11 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: reproduce smoke test lint reference agree clean
+.PHONY: reproduce reproduce-doc smoke test lint reference agree torture clean
 .DEFAULT_GOAL := reproduce
 
 reproduce: .venv/installed
-	$(PY) -m wakekv reproduce --profile $(PROFILE) --out $(OUT)
+	$(PY) -m wakekv reproduce --profile $(PROFILE) --out $(OUT) $(if $(ONLY),--only $(ONLY))
 
 smoke: .venv/installed
 	$(PY) -m wakekv reproduce --profile smoke --out runs/smoke
@@ -39,10 +41,17 @@ reference: .venv/installed
 	@test -f runs/default/run.json || { echo "there is no default run to show: make reproduce"; exit 2; }
 	rm -rf figures artifact/tables artifact/claims artifact/notebooks
 	cp -r runs/default/figures figures
-	cp -r runs/default/tables runs/default/claims runs/default/notebooks artifact
+	cp -r runs/default/tables runs/default/claims runs/default/notebooks runs/default/run.json artifact
+	$(PY) -m wakekv document
+
+reproduce-doc: .venv/installed
+	WAKEKV_REPRODUCE=1 $(PY) -m pytest tests/test_document.py -q
 
 agree: .venv/installed
 	WAKEKV_PAIRS=100000 $(PY) -m pytest tests/test_simulate.py -q
+
+torture: .venv/installed
+	WAKEKV_OPERATIONS=1000000 $(PY) -m pytest tests/test_cache_state.py -q -s
 
 clean:
 	rm -rf runs build .pytest_cache .ruff_cache .hypothesis

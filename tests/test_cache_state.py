@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from wakekv.cache import loops
 from wakekv.cache.books import Books
@@ -23,8 +24,9 @@ from wakekv.errors import CacheError
 from wakekv.kernels import AVAILABLE
 from wakekv.policies import POLICIES
 
-OPERATIONS = int(os.environ.get("WAKEKV_OPERATIONS", "1500"))  # in all; 10^6 to be thorough
-STEPS = 50  # in one example
+OPERATIONS = int(os.environ.get("WAKEKV_OPERATIONS", "3000"))  # in all, at least; 10^6 to be thorough
+STEPS, EACH = 50, 2  # rules in one example; operations that a rule is, at least
+DONE = Counter()  # operations by name: tokens appended, pages wanted, read, trimmed, sequences reordered, all reset
 HOW, PAGE, N_PAGES, N_KV, D, BUDGET = How(1.0, None), 2, 24, 2, 2, 3
 
 
@@ -36,7 +38,7 @@ class Caches(RuleBasedStateMachine):
                 compiled=st.booleans())  # fmt: skip
     def begin(self, name, lagged, seed, pad, compiled):
         loops.AVAILABLE = compiled and AVAILABLE
-        self.policy, self.lagged, self.pad = POLICIES[name], lagged, pad
+        self.policy, self.lagged, self.pad, self.notes = POLICIES[name], lagged, pad, name == "h2o"
         self.rng = np.random.default_rng(seed)
         self.layers = [PagedLayer(i, Sizes(PAGE, N_PAGES, 2, None)) for i in (0, 3)]
         self.clear()
@@ -64,8 +66,10 @@ class Caches(RuleBasedStateMachine):
     def get(self, reservoir):
         def read(*what):
             if self.failures:
+                DONE["failing fetch"] += 1
                 self.failures -= 1
                 raise OSError("the disk is gone")
+            DONE["fetch"] += 1
             return Reservoir._get(reservoir, *what)
 
         return read
@@ -78,24 +82,29 @@ class Caches(RuleBasedStateMachine):
         return N_PAGES * PAGE - self.written[0].shape[2]
 
     @rule(n=st.integers(2, 7))
-    @precondition(lambda self: self.room >= 7)
     def prompt(self, n):
+        if self.room < n:
+            self.reset()
+        DONE["append"] += 1
         fresh = self.feed(n)
         for layer in self.layers:
-            layer.keep(torch.zeros(layer.n_rows, 1, n, D), HOW, note_rows=self.host is None)
+            layer.keep(torch.zeros(layer.n_rows, 1, n, D), HOW, note_rows=self.host is None and self.notes)
             layer.advance()
         self.count(fresh)
 
     @rule(wants=st.integers(0, BUDGET), failures=st.sampled_from([0, 0, 0, TRIES - 1, TRIES, 3 * TRIES]))
-    @precondition(lambda self: self.room >= 1)
     def step(self, wants, failures):
         """A token, with wants; fetches fail `failures` times, and a step that cannot be taken is taken again."""
+        if not self.room:
+            self.reset()
+        DONE["append"] += 1
         before = self.picture()
         self.failures = failures
         fresh = self.feed(1)
         try:
             self.take(wants)
         except CacheError:
+            DONE["undo"] += 1
             assert failures >= TRIES
             self.failures = 0
             for layer in self.layers:
@@ -122,7 +131,9 @@ class Caches(RuleBasedStateMachine):
         for layer in self.layers:
             if wants and layer.n_closed:
                 score = torch.from_numpy(self.rng.normal(size=(layer.n_rows, layer.n_closed)).astype(np.float32))
+                DONE["want"] += 1
                 self.host.want(layer, score.masked_fill(~layer.real_pages(0, layer.n_closed), -torch.inf), wants)
+        DONE["trim"] += 1
         self.host.commit()
 
     def picture(self):
@@ -141,6 +152,7 @@ class Caches(RuleBasedStateMachine):
 
     @rule(index=st.lists(st.integers(0, 1), min_size=2, max_size=2))
     def reorder(self, index):
+        DONE["reorder"] += 1
         for layer in self.layers:
             layer.select(torch.tensor(index))
             layer.reservoir._get = self.get(layer.reservoir)
@@ -152,6 +164,7 @@ class Caches(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
+        DONE["reset"] += 1
         for layer in self.layers:
             layer.reset()
         self.clear()
@@ -185,12 +198,19 @@ class Caches(RuleBasedStateMachine):
 
 
 Caches.TestCase.settings = settings(
-    max_examples=max(1, OPERATIONS // STEPS),
+    max_examples=max(1, OPERATIONS // EACH // STEPS),
     stateful_step_count=STEPS,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestCaches = Caches.TestCase
+
+
+class TestCaches(Caches.TestCase):
+    def runTest(self):
+        DONE.clear()
+        super().runTest()
+        print("operations:", DONE.total(), dict(DONE))
+        assert DONE.total() >= OPERATIONS
 
 
 @pytest.mark.parametrize("n, fails", [(TRIES - 1, False), (TRIES, True)])
