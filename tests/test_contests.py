@@ -120,7 +120,7 @@ def test_every_system_of_figure_1a_is_placed_and_has_a_number_or_a_reason(make_t
 
 def test_every_policy_of_the_paper_is_surveyed_under_a_name_of_its_own():
     variants = {"full", "shadow", "fifo", "random", "lfu", "decayed-reads", "snapkv-one-query", "rkv-importance"}
-    variants |= {"gkv-blend"} | {name for name in POLICIES if name.startswith("flexicache-m0")}
+    variants |= {"gkv-blend", "pooled"} | {name for name in POLICIES if name.startswith("flexicache-m0")}
     assert set(SURVEY) == set(POLICIES) - variants and len(set(SURVEY.values())) == len(SURVEY)
 
 
@@ -142,10 +142,10 @@ def test_the_paper_and_its_own_tables_stand_above_ours(study):
 
 def test_the_tables_show_every_row_and_every_reason(study, make_trace):
     table = seven([study], BUDGETS, claims.published(), resamples=50)
-    assert {"reactive", "rkv", "optimum"} <= set(table.shown.columns) and (table.shown["B"] == "64").any()
+    assert {"reactive", "R-KV", "optimum"} <= set(table.shown.columns) and (table.shown["B"] == "64").any()
     moved = sensitivity([make_trace(k=64)], (2, 4), resamples=50)
     text = moved.shown.set_index("variant")
-    assert "prompt rows" in text.loc["pages of 8 tokens", "snapkv"]
+    assert "prompt rows" in text.loc["pages of 8 tokens", "SnapKV"]
     assert "sequential convention" in text.loc["each want in turn (sequential)", "frozen"]
     assert moved.numbers["margin"].notna().sum() > len(text)
 

@@ -1,4 +1,4 @@
-"""The command line: python -m wakekv record | simulate | verify | reproduce | models | claims."""
+"""The command line: python -m wakekv record | simulate | plan | verify | reproduce | models | claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from wakekv import __version__, commands
+from wakekv import __version__, commands, reviewing
 from wakekv.errors import WakeKVError
 
 EXTRAS = {"torch": "models", "transformers": "models", "papermill": "notebooks", "matplotlib": "figures"}
@@ -95,8 +95,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--convention", default="batch", choices=("batch", "sequential"), help=text)
     add("--json", action="store_true", help="print one JSON object")
 
+    add = command(commands.plan)
+    add("trace", nargs="+", metavar="LOG", help="directories of logs, of one model")
+    text = "what pages come over: pcie3, pcie4, pcie5, c2c, nvme, or measure (%(default)s)"
+    add("--link", default="pcie4", metavar="NAME", help=text)
+    add("--step-ms", type=float, required=True, metavar="MS", help="a decode step with everything resident")
+    text = "the most that waiting may add to a step, as a share of it (%(default)s)"
+    add("--max-slowdown", type=float, default=0.05, metavar="SHARE", help=text)
+    text = "the most attention weight that may go unread, as a share of the logged (%(default)s)"
+    add("--max-at-risk", type=float, default=0.001, metavar="SHARE", help=text)
+    add("--policies", default="reactive,pooled,evict", metavar="P,P", help="which to compare (%(default)s)")
+    add("--budgets", default="8,16,32,64,128", metavar="B,B", help="pages a KV head to print (%(default)s); all count")
+    add("--dtype", metavar="NAME", help="of keys and values when served (that of the recording)")
+    add("--json", action="store_true", help="print one JSON object, every budget")
+
+    command(commands.document)
+
     add = command(commands.verify)
-    add("trace", nargs="+", metavar="LOG", help="the directory of a log")
+    add("trace", nargs="*", metavar="LOG", help="the directory of a log")
 
     add = command(commands.reproduce)
     add("--profile", default="default", metavar="NAME", help="smoke, default or full (%(default)s)")
@@ -108,6 +124,30 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command(commands.models)
     add("--fetch", nargs="+", default=[], metavar="NAME", help="fetch these now, to be offline later")
+    add("--json", action="store_true", help="print one JSON list")
+
+    add = command(reviewing.tables)
+    add("log", nargs="*", metavar="LOG", help="shipped logs, or directories of whole ones (all in artifact/logs)")
+    add("--out", required=True, metavar="DIR", help="tables go to DIR/tables")
+
+    add = command(reviewing.pack)
+    add("log", nargs="+", metavar="LOG", help="directories of logs")
+    add("--out", required=True, metavar="DIR", help="where the shipped logs and their manifest go")
+    add("--prefix", default="", metavar="TEXT", help="put before each name")
+
+    add = command(reviewing.compare)
+    add("a", metavar="A", help="a run's folder, or reference")
+    add("b", metavar="B", help="another")
+    add("--tolerances", metavar="FILE", help="YAML rules (artifact/tolerances.yaml)")
+    add("--exact", action="store_true", help="no tolerance but for what a clock measured")
+    add("--only", nargs="+", choices=("tables", "figures", "claims"), help="these parts only")
+    add("--both", action="store_true", help="leave out files that only one of them has")
+    add("--json", action="store_true", help="print one JSON object")
+
+    add = command(reviewing.spotcheck)
+    add("log", nargs="*", metavar="LOG", help="shipped logs (the smoke-size one in artifact/logs)")
+    add("--steps", type=int, metavar="N", help="the first N steps only (all)")
+    add("--share", type=float, default=0.99, metavar="SHARE", help="of wants that must be equal (%(default)s)")
     add("--json", action="store_true", help="print one JSON list")
 
     add = command(commands.claims)

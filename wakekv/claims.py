@@ -25,7 +25,6 @@ import yaml
 from wakekv.errors import InputError, lookup
 
 ROOT = Path(__file__).resolve().parent.parent  # the checkout: where artifact/, figures/ and notebooks/ lie
-VERDICTS = ("reproduced", "direction holds", "not reproduced", "not run here")
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -49,7 +48,19 @@ class Claim:
     expected: str  # holds: a failure is an error | open: reported either way
     hardware: str = ""  # a part of the name of the machine that can reproduce it; empty: any
 
+    @property
+    def section(self) -> str:
+        """The section of the paper, "§5.1"."""
+        return re.match(r"§[\d.]+", self.place)[0]
+
+    @property
+    def command(self) -> str:
+        """What runs it on the paper's own models, where there is the hardware."""
+        return f"python -m wakekv reproduce --profile full --out runs/full --only {self.notebook.split('_')[0]}"
+
     def __post_init__(self):
+        if not re.match(r"§[\d.]+", self.place):
+            raise InputError(f"claim {self.id}: place {self.place!r} does not begin with a section such as §5.1")
         lookup(self.rule, RULES, f"rule of claim {self.id}")
         for value, known in (self.kind, ("simulated", "measured")), (self.expected, ("holds", "open")):
             if value not in known:
@@ -179,7 +190,8 @@ def write_claims(
 
 
 def table(out: Path | str, claims: dict[str, Claim] | None = None) -> list[dict]:
-    """One row a claim, declared and found: the fields of Claim, then those of Verdict, and `failed`."""
+    """One row a claim, declared and found: the fields of Claim, then those of Verdict, and section, needs (hardware),
+    command, and failed (declared to hold, and not reproduced)."""
     claims = claims if claims is not None else load_claims()
     found: dict[str, Verdict] = {}
     for path in sorted((Path(out) / "claims").glob("*.json")):
@@ -192,26 +204,9 @@ def table(out: Path | str, claims: dict[str, Claim] | None = None) -> list[dict]
         absent = Verdict(claim.id, "not run here", note=f"{claim.notebook} not run")
         verdict = found.get(claim.id, absent)
         failed = claim.expected == "holds" and verdict.verdict == "not reproduced"
-        rows.append({**asdict(claim), **asdict(verdict), "needs": claim.hardware, "failed": failed})
+        own = {"section": claim.section, "needs": claim.hardware, "command": claim.command, "failed": failed}
+        rows.append({**asdict(claim), **asdict(verdict), **own})
     return rows
-
-
-def as_text(rows: list[dict]) -> str:
-    """The table for a terminal: a claim, published, ours, on what, verdict; why not, under it."""
-    lines = []
-    for row in rows:
-        of = " to ".join(map(str, row["published"])) if isinstance(row["published"], list) else row["published"]
-        ours = "–" if row["value"] is None else row["value"] if isinstance(row["value"], str) else f"{row['value']:.3g}"
-        span = "" if row["lo"] is None or row["hi"] is None else f" [{row['lo']:.3g}, {row['hi']:.3g}]"
-        where = [row["model"], "" if row["n"] is None else f"n = {row['n']} {row['unit']}", row["note"]]
-        said = ("FAILED: " if row["failed"] else "") + ", ".join(filter(None, [row["verdict"], *where]))
-        lines.append(f"{row['id']:<20} {of!s:>13}  {ours + span:<22} {said}")
-    counts = ", ".join(f"{sum(r['verdict'] == v for r in rows)} {v}" for v in VERDICTS)
-    head = f"{'claim':<20} {'published':>13}  {'ours':<22} verdict"
-    failed = [row["id"] for row in rows if row["failed"]]
-    return "\n".join(
-        [head, *lines, "", counts, *([f"declared to hold, and failed: {', '.join(failed)}"] if failed else [])]
-    )
 
 
 def write_json(path: Path, value: Any) -> None:

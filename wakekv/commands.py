@@ -61,15 +61,16 @@ def simulate(options: argparse.Namespace) -> None:
     examples:
       python -m wakekv simulate runs/default/traces/smollm2-135m_niah_d50_s0 --policy reactive --budgets 8,16 --json
       python -m wakekv simulate LOG --policy evict --unit kv_head --first-touch warm
+      python -m wakekv simulate artifact/logs/smollm2-135m_niah_d25_s0.npz --policy reactive
     """
     from wakekv.demand import demand
     from wakekv.policies import POLICIES
+    from wakekv.shipped import open_log
     from wakekv.simulate import curves
-    from wakekv.trace import open_trace
 
     policy = lookup(options.policy, POLICIES, "policy")
     budgets = _numbers(options.budgets)
-    wants = demand(open_trace(options.trace), unit=options.unit, first_touch=options.first_touch)
+    wants = demand(open_log(options.trace), unit=options.unit, first_touch=options.first_touch)
     found = curves(wants, policy, budgets, convention=options.convention)
     columns = {name: getattr(found, name).tolist() for name in ("budgets", "miss_rate", "mean_pages", "peak_pages")}
     if options.json:
@@ -82,20 +83,62 @@ def simulate(options: argparse.Namespace) -> None:
         print(f"{budget:>12}{miss_rate:>12.4f}{mean:>12.1f}{peak:>12.0f}")
 
 
+def plan(options: argparse.Namespace) -> None:
+    """Choose a budget for a workload, from logs of its own prompts.
+
+    Replays the logs as a real cache would see them (KV heads, the prompt resident after prefill) and prints, for each
+    policy and budget, the memory saved, the pages and bytes fetched a token, how long a token waits for them, and how
+    much attention weight a policy that destroys pages never reads; with 95 % intervals over prompts where there are
+    several. Then the smallest memory that keeps to the limits, and why. Waiting is the link's latency and bandwidth
+    with nothing hidden behind compute. Links: pcie3, pcie4, pcie5, c2c, nvme (stated assumptions), or measure.
+
+    examples:
+      python -m wakekv plan runs/default/traces/smollm2-135m_niah_* --link pcie4 --step-ms 30 --max-slowdown 0.05
+      python -m wakekv plan LOG LOG --link measure --step-ms 12 --dtype bfloat16 --policies reactive,evict --json
+    """
+    from wakekv import links
+    from wakekv import plan as planning
+    from wakekv.trace import open_trace
+
+    traces = [open_trace(path) for path in options.trace]
+    made = planning.plan(
+        traces,
+        links.link(options.link, planning.page_bytes_of(traces[0], options.dtype)),
+        options.step_ms / 1e3,
+        options.max_slowdown,
+        options.max_at_risk,
+        [name for name in options.policies.split(",") if name],
+        options.dtype,
+    )
+    print(json.dumps(planning.as_json(made)) if options.json else planning.as_text(made, _numbers(options.budgets)))
+
+
 def verify(options: argparse.Namespace) -> None:
-    """Check that logs are whole.
+    """Check that logs, and what the repository shows, are whole.
 
     Compares every file of a log with its manifest and names the first that is missing, cut short, changed or foreign.
+    A shipped log, or a folder of them, is compared with the manifest that lies beside it. Without a log: every file of
+    artifact/ and figures/ with artifact/manifest.json.
 
     examples:
       python -m wakekv verify runs/default/traces/smollm2-135m_niah_d50_s0
-      python -m wakekv verify runs/default/traces/*/
+      python -m wakekv verify
+      python -m wakekv verify runs/default/traces/*/ artifact/logs
     """
+    from wakekv import artifact
+    from wakekv.claims import ROOT
+    from wakekv.shipped import is_shipped, verify_shipped
     from wakekv.trace import read_manifest, verify
 
-    for path in options.trace:
-        verify(path)
-        print(f"{path}: whole, {len(read_manifest(path)['files'])} files as its manifest says")
+    for path in options.trace or ["artifact"]:
+        if Path(path).resolve() == (ROOT / "artifact").resolve():
+            print(f"what the repository shows: whole, {artifact.check()} files as {artifact.MANIFEST} says")
+        elif is_shipped(path):
+            names = verify_shipped(path)
+            print(f"{path}: whole, {len(names)} shipped log{'s' * (len(names) > 1)} as the manifest says")
+        else:
+            verify(path)
+            print(f"{path}: whole, {len(read_manifest(path)['files'])} files as its manifest says")
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -150,13 +193,32 @@ def claims(options: argparse.Namespace) -> int:
       python -m wakekv claims
       python -m wakekv claims --out runs/smoke --json
     """
-    from wakekv.claims import as_text, table
+    from wakekv.claims import table
+    from wakekv.verdicts import as_text
 
     if not Path(options.out).is_dir():
         raise InputError(f"{options.out} is no run: python -m wakekv reproduce --out {options.out} makes one")
     rows = table(options.out)
     print(json.dumps(rows, ensure_ascii=False) if options.json else as_text(rows))
     return int(any(row["failed"] for row in rows))
+
+
+def document(options: argparse.Namespace) -> None:
+    """Write down what the reference run took and found: REPRODUCE.md's tables, and the manifest of shipped files.
+
+    Brings the generated parts of REPRODUCE.md up to date with artifact/, and artifact/manifest.json with the files of
+    artifact/ and figures/. `make reference` ends with it; so does a change of claims.yaml.
+
+    examples:
+      python -m wakekv document
+    """
+    from wakekv import artifact
+    from wakekv.document import document
+
+    changed = document()
+    print(f"REPRODUCE.md: {'brought up to date' if changed else 'up to date'}")
+    artifact.write_manifest()
+    print(f"{artifact.MANIFEST}: {artifact.check()} files")
 
 
 def _numbers(text: str) -> list[int]:

@@ -35,6 +35,14 @@ SURVEY = {  # the systems of Figure 1a, and what they are measured against, by t
     "quest": "Quest", "arkvale": "ArkVale", "shadowkv": "ShadowKV", "infinigen": "InfiniGen",
     "headinfer": "HeadInfer", OURS: "reactive (WakeKV)", "optimum": "optimum (knows the future)",
 }  # fmt: skip
+NAMES = SURVEY | {  # and what stands beside them; a policy of one's own goes by its own name
+    "rkv-every-8": "R-KV, every 8 steps", "reasonalloc-every-8": "ReasonAlloc, every 8 steps",
+}  # fmt: skip
+
+
+def short(policy: str) -> str:
+    """The name of a policy for people, without what stands in brackets after it."""
+    return NAMES.get(policy, policy).split(" (")[0]
 
 
 @dataclass(frozen=True)
@@ -181,11 +189,34 @@ def claim_values(chosen: Sequence[Study], budgets: Sequence[int]) -> dict[str, d
         total = together(one for one in contests if not one.reason)
         why = next((one.reason for one in contests if one.reason), "nothing can be matched")
         found[claim] = {"value": f"{total.at_most}/{total.matched}", **whose} if total.matched else {"note": why}
+    counts = [found[f"{name}-matched"].get("value", "0/0").split("/") for name in CITED]
+    won, of = (sum(map(int, column)) for column in zip(*counts))
+    found["cited-32-of-32"] = {"value": f"{won}/{of}", **whose} if of else found["rkv-matched"]
+    lines = together(against(study, "frozen", "linear", budgets) for study in chosen)
+    found["dropped-3-of-20"] = {"value": f"{len(lines.excluded)}/{len(lines.points)}", **whose}
+    found["cited-memory"] = _most_memory(chosen, budgets) | whose
+    both = [name for name in SURVEY if name != OURS and POLICIES[name].reversible and POLICIES[name].roles == "decode"]
+    found["none-both"] = {"value": len(both), "n": len(SURVEY) - 2, "unit": "systems", "note": ", ".join(both)}
     cot = [study for study in chosen if study.regime == "cot"]
     for claim, other, at in ("evict-exception", "evict", 0), ("rkv-example", "rkv", len(budgets) - 2):
         inside = [b for b in budgets if cot and b <= cot[0].n_pages]
         found[claim] = _ratio(cot[0], other, inside[min(at, len(inside) - 1)]) if inside else {"note": "no cot log"}
     return found
+
+
+def _most_memory(chosen: Sequence[Study], budgets: Sequence[int]) -> dict:
+    """The most memory that one of the cited holds, in reactive's at the same budget."""
+    ratios = {}
+    for study in chosen:
+        for name in CITED:
+            ours, theirs = study.curve(OURS), study.curve(name)
+            shared = [b for b in budgets if b in ours.budgets and b in theirs.budgets]
+            for b in shared:
+                ratio = theirs.at([b]).memory[0] / ours.at([b]).memory[0]
+                ratios[ratio] = f"{SURVEY[name]} on {study.name} at B = {b}"
+    if not ratios:
+        return {"note": "no budget that all of them have"}
+    return {"value": float(max(ratios)), "note": ratios[max(ratios)]}
 
 
 def _ratio(study: Study, other: str, budget: int) -> dict:

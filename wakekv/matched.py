@@ -12,13 +12,14 @@ from wakekv.contests import (
     CITED,
     EVERY_8,
     MATCHED,
+    NAMES,
     OURS,
     SEVEN,
-    SURVEY,
     against,
     contest,
     method_of,
     published,
+    short,
     survey,
     together,
 )
@@ -67,7 +68,8 @@ def _headline_row(row: dict) -> dict:
     def whole(name):
         return "" if pd.isna(row.get(name)) else f"{row[name]:.0f}"
 
-    shown = {"against": row["against"], "whose": row["whose"], "matched by": row.get("matching") or ""}
+    against = ", ".join(map(short, row["against"].split(", ")))
+    shown = {"against": against, "whose": row["whose"], "matched by": row.get("matching") or ""}
     shown = {name: "" if pd.isna(cell) else cell for name, cell in shown.items()}
     shown["at most"] = f"{whole('at_most')}/{whole('matched')}" if whole("matched") else f"withheld: {row['reason']}"
     shown |= {name: whole(name) for name in ("wins", "ties", "losses", "excluded")}
@@ -105,7 +107,7 @@ def seven(
         whose = f"{model}, n = {rows['n'].max():.0f}" if source == "simulated" else f"{model} (published)"
         for budget in rows["budget"].dropna().unique():
             at = rows[(rows["budget"] == budget) | rows["budget"].isna()].set_index("policy")
-            cells = {name: _rate_cell(at.loc[name]) if name in at.index else "" for name in columns}
+            cells = {short(name): _rate_cell(at.loc[name]) if name in at.index else "" for name in columns}
             shown.append({"regime": regime, "model": whose, "B": f"{budget:.0f}", **cells})
     return Table(numbers, pd.DataFrame(shown))
 
@@ -121,7 +123,7 @@ def systems(chosen: Sequence[Study], budgets: Sequence[int], resamples: int = st
     numbers, shown = survey(chosen, budgets, resamples), []
     for name, rows in numbers.groupby("policy", sort=False):
         first = rows.iloc[0]
-        line = {"system": SURVEY.get(name, name), "decided": _when(first), "gives up": first["gives_up"]}
+        line = {"system": NAMES.get(name, name), "decided": _when(first), "gives up": first["gives_up"]}
         line["calibrated on"] = first["calibrated"]
         for _, row in rows.iterrows():
             margin = "–" if row["reason"] else f"{row['margin']:+.3f}{interval(row)}"
@@ -168,7 +170,7 @@ def sensitivity(
     numbers["reason"] = numbers["reason"].fillna("")
     cells = numbers.assign(cell=[_sensitivity_cell(row) for row in numbers.to_dict("records")])
     shown = cells.pivot(index="variant", columns="against", values="cell").loc[list(VARIANTS), list(others)]
-    return Table(numbers, shown.reset_index().rename_axis(columns=None))
+    return Table(numbers, shown.rename(columns=short).reset_index().rename_axis(columns=None))
 
 
 def _sensitivity_cell(row: Mapping) -> str:

@@ -170,6 +170,28 @@ def foresight(numbers: pd.DataFrame, lead: int = LEAD) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def unreliable(seen: pd.DataFrame) -> dict:
+    """Of `foresight`: pairs in which the best signal is not reliable, of those with wake-ups, for `claims.decide`."""
+    awake = seen[seen["verdict"] != "nobody wakes"]
+    if not len(awake):
+        return {"note": "nobody wakes in these logs"}
+    models = ", ".join(awake["model"].drop_duplicates())
+    count = int((awake["verdict"] != "reliable").sum())
+    return {"value": f"{count}/{len(awake)}", "n": int(awake["n"].sum()), "model": models}
+
+
+def marker_ratio(found: Mapping, seen: pd.DataFrame, regime: str = "cot") -> dict:
+    """The markers' held-out F1 (`pools.marker_evidence`) over the best single signal's on that model, for `decide`."""
+    if found["value"] is None:
+        return dict(found)
+    best = seen[(seen["regime"] == regime) & (seen["model"] == found["model"])]["f1"]
+    if not len(best) or not best.iloc[0] > 0:
+        return {"note": f"{regime}: no signal is ever right, so there is no ratio"}
+    ends = {end: None if found.get(end) is None else found[end] / best.iloc[0] for end in ("lo", "hi")}
+    note = f"markers {found['value']:.3f}, best signal {best.iloc[0]:.3f}"
+    return {**found, **ends, "value": float(found["value"] / best.iloc[0]), "note": note}
+
+
 def foreseen(seen: pd.DataFrame) -> str:
     """The answer to "could one tell beforehand?", in words, from `foresight`."""
     awake = seen[seen["verdict"] != "nobody wakes"]
@@ -188,12 +210,19 @@ def foreseen(seen: pd.DataFrame) -> str:
     )
 
 
+def drifting(numbers: pd.DataFrame) -> tuple[int, int, int]:
+    """Of `pools.churn`: pairs of model and regime in which more than half of the heads drift, by the interval's low
+    end; in which fewer do, by its high end; and all pairs."""
+    drift = numbers[numbers["pooled"] & (numbers["quantity"] == "drift_fraction")]
+    low, high = (drift[end].fillna(drift["estimate"]) for end in ("lo", "hi"))
+    return int((low > 0.5).sum()), int((high < 0.5).sum()), len(drift)
+
+
 def changed(numbers: pd.DataFrame) -> str:
     """The answer to "do heads change their minds?", in words, from `pools.churn`."""
     of = dict(iter(numbers[numbers["pooled"]].groupby("quantity")))
     drift, unstable = of["drift_fraction"], of["unstable_fraction"]["estimate"]
-    low, high = drift["lo"].fillna(drift["estimate"]), drift["hi"].fillna(drift["estimate"])
-    most, few, n = int((low > 0.5).sum()), int((high < 0.5).sum()), len(drift)
+    most, few, n = drifting(numbers)
     word = "Yes" if most == n else "Most do not" if few == n else "It depends on model and regime"
     pace = "Few do so from one step to the next" if unstable.max() < 0.5 else "Many do so from one step to the next"
     close, far = (_range(of[f"{pair}_jaccard_continuous"]["estimate"]) for pair in ("adjacent", "random_pair"))

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from wakekv.claims import ROOT
 from wakekv.errors import InputError, WakeKVError, lookup
+from wakekv.recordings import duration
 from wakekv.sources import files_of
 
 LITERALS = (str, bool, int, float, type(None))
@@ -112,9 +113,16 @@ def parameters(notebook: Notebook, given: dict[str, object]) -> dict[str, object
     return checked
 
 
-def run(notebook: Notebook, out: Path, given: dict[str, object], say: Callable[[str], None] = print) -> Ran:
+def run(
+    notebook: Notebook,
+    out: Path,
+    given: dict[str, object],
+    say: Callable[[str], None] = print,
+    expected_s: float | None = None,
+) -> Ran:
     """Run it by papermill into OUT/notebooks, in the repository root, with this interpreter's kernel.
 
+    expected_s: how long it took before, for the progress lines; None: as if all cells were alike.
     Raises NotebookError, naming the cell, if any cell failed, never ran, or left no claims file; the copy that shows
     how far it came is then OUT/notebooks/<name>.failed.ipynb.
     """
@@ -143,7 +151,7 @@ def run(notebook: Notebook, out: Path, given: dict[str, object], say: Callable[[
     try:
         with tempfile.TemporaryDirectory() as scratch:
             with own_kernel(Path(scratch)) as environment, (Path(scratch) / "log").open("w+") as log:
-                status, ran = _watch(command, environment, log, unfinished, notebook, say)
+                status, ran = _watch(command, environment, log, unfinished, notebook, say, expected_s)
                 log.seek(0)
                 trouble = _trouble(notebook, unfinished, status, log.read())
         if not trouble and notebook.claims and not claims.exists():
@@ -174,9 +182,13 @@ def own_kernel(scratch: Path) -> Iterator[dict[str, str]]:
     yield {**os.environ, **own}
 
 
-def _watch(command, environment, log, unfinished, notebook, say) -> tuple[int, Ran]:
-    """Run `command` to its end, with a line every half minute. Returns exit status (negative: the signal) and cost."""
-    start = told = time.monotonic()
+def _watch(command, environment, log, unfinished, notebook, say, expected_s) -> tuple[int, Ran]:
+    """Run `command` to its end, with a line after ten seconds and then every half minute.
+
+    Returns exit status (negative: the signal) and cost.
+    """
+    start = time.monotonic()
+    due = start + 10
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         while True:
@@ -184,9 +196,11 @@ def _watch(command, environment, log, unfinished, notebook, say) -> tuple[int, R
             if pid:
                 break
             time.sleep(0.2)
-            if time.monotonic() - told > 30:
-                told = time.monotonic()
-                say(f"{notebook.name}: {told - start:.0f} s, {_executed(unfinished)} of {len(notebook.code)} cells")
+            if (now := time.monotonic()) > due:
+                due = now + 30
+                done, total = min(_executed(unfinished), len(notebook.code)), len(notebook.code)
+                left = _left(now - start, done, total, expected_s)
+                say(f"{notebook.name}: {duration(now - start)}, {done} of {total} cells{left}")
         process.returncode = os.waitstatus_to_exitcode(status)
     finally:
         if process.returncode is None:
@@ -194,6 +208,15 @@ def _watch(command, environment, log, unfinished, notebook, say) -> tuple[int, R
             process.wait()
     unit = 1 if sys.platform == "darwin" else 1024
     return process.returncode, Ran(time.monotonic() - start, usage.ru_maxrss * unit)
+
+
+def _left(spent_s: float, done: int, total: int, expected_s: float | None) -> str:
+    """How long the rest will take, as far as one can tell."""
+    if expected_s and expected_s > spent_s:
+        return f"; about {duration(expected_s - spent_s)} left"
+    if expected_s or not done or done == total:
+        return "; not long now" if done else ""
+    return f"; about {duration(spent_s * (total - done) / done)} left, if its cells are alike"
 
 
 def _trouble(notebook: Notebook, copy: Path, status: int, log: str) -> str:

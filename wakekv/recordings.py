@@ -115,16 +115,16 @@ def _record(missing: list[Log], out: Path | str, profile: Profile, workers: int,
         while waiting:
             ended, waiting = wait(waiting, timeout=30, return_when=FIRST_COMPLETED)
             if not ended:
-                say(f"recording for {_time(time.monotonic() - start)}, {n_done} of {len(missing)} logs done")
+                say(f"recording for {duration(time.monotonic() - start)}, {n_done} of {len(missing)} logs done")
             for future in ended:
                 log, error = running[future], future.exception()
                 n_done, done = n_done + 1, done + _work(log)
-                told = f"recorded in {_time(future.result())}" if error is None else f"FAILED: {_why(error)}"
+                told = f"recorded in {duration(future.result())}" if error is None else f"FAILED: {_why(error)}"
                 failed += [] if error is None else [f"{log.name}: {_why(error)}"]
                 left = (time.monotonic() - start) * (total / done - 1)
                 say(
                     f"[{n_done}/{len(missing)}] {log.name} {told}"
-                    + (f"; about {_time(left)} left" if n_done < len(missing) else "")
+                    + (f"; about {duration(left)} left" if n_done < len(missing) else "")
                 )
     except BaseException:  # interrupted: what is half recorded stays, to be gone on with
         for process in multiprocessing.active_children():
@@ -234,5 +234,6 @@ def _chosen(profile: Profile, regime: str | None, model: str | None) -> list[Log
     return [log for log in profile.logs if regime in (None, log.regime) and model in (None, log.model)]
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """In words: "40 s", "12 min"."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

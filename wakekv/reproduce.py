@@ -9,18 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from wakekv import notebooks, recordings
-from wakekv.claims import ROOT, VERDICTS, hardware, table, write_json
+from wakekv.claims import ROOT, hardware, table, write_json
 from wakekv.errors import InputError, lookup
 from wakekv.notebooks import Notebook
 from wakekv.profiles import PROFILES, Profile
+from wakekv.verdicts import VERDICTS
 
 KEPT = (
     ".ci",
@@ -33,6 +37,7 @@ KEPT = (
     "tests",
     "wakekv",
 )  # no run writes here
+VERSIONS = ("wakekv", "numpy", "scipy", "statsmodels", "pandas", "numba", "matplotlib", "seaborn", "torch", "transformers")
 RESULTS = ("figures", "tables", "claims", "notebooks")  # folders of a run, beside traces/ and run.json
 
 
@@ -65,7 +70,7 @@ def reproduce(
         with FileLock(out / ".lock", timeout=0):
             say(f"profile {profile} ({chosen.about}) into {_shown(out)}, on {hardware()}")
             if any(_reads_logs(book) for book in books):
-                recordings.record_all(chosen, out, say=say)
+                _record(chosen, out, record, say)
             for number, book in enumerate(books, 1):
                 place = f"[{number}/{len(books)}] "
                 _stage(book, given[book.name], out, chosen, record, force, lambda text, at=place: say(at + text))
@@ -98,17 +103,44 @@ def _stage(book: Notebook, given: dict, out: Path, profile: Profile, record: dic
     if not why:
         say(f"{book.name}: up to date")
         return
-    say(f"{book.name}: runs, {why}")
+    expected_s = _expected(book.name, record)
+    say(f"{book.name}: runs, {why}" + (f"; took {recordings.duration(expected_s)} before" if expected_s else ""))
     before, earlier = _stamps(out), record["stages"].pop(book.name, {"outputs": {}})["outputs"]
-    cost = notebooks.run(book, out, given, say)
+    cost = notebooks.run(book, out, given, say, expected_s)
     left = sorted(path for path, stamp in _stamps(out).items() if before.get(path) != stamp)
     for name in earlier.keys() - left:
         (out / name).unlink(missing_ok=True)  # it writes this no longer
-    record["stages"][book.name] = {"inputs": inputs, "outputs": {name: _sha256(out / name) for name in left}}
+    outputs = {name: _sha256(out / name) for name in left}
+    record["stages"][book.name] = {"inputs": inputs, "outputs": outputs, **_circumstances(given, profile)}
     finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    record["volatile"][book.name] = {**asdict(cost), "finished": finished}
+    record["volatile"][book.name] = {**asdict(cost), "finished": finished, "hardware": hardware()}
     write_json(out / "run.json", record)
     say(f"{book.name}: done in {cost.seconds_s:.0f} s, at most {cost.peak_bytes / 1e9:.1f} GB")
+
+
+def _record(profile: Profile, out: Path, record: dict, say) -> None:
+    """Make the logs that are missing, and write down how long that took in all, interruptions left out."""
+    told: list[str] = []
+    start = time.monotonic()
+    try:
+        recordings.record_all(profile, out, say=lambda text: (told.append(text), say(text)))
+    finally:
+        done = sum(" recorded in " in text for text in told)
+        if done:
+            earlier = record["volatile"].get("recordings", {"seconds_s": 0.0, "logs": 0})
+            total = earlier["seconds_s"] + time.monotonic() - start
+            record["volatile"]["recordings"] = {"seconds_s": total, "logs": earlier["logs"] + done}
+            write_json(out / "run.json", record)
+
+
+def _expected(name: str, record: dict) -> float | None:
+    """Seconds that a notebook took before: here, or in the reference run if that was of the same profile."""
+    earlier = record["volatile"].get(name)
+    if earlier is None:
+        path = ROOT / "artifact" / "run.json"
+        reference = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"profile": ""}
+        earlier = reference["volatile"].get(name) if reference["profile"] == record["profile"] else None
+    return earlier["seconds_s"] if earlier else None
 
 
 def _stale(stage: dict | None, inputs: dict[str, str], out: Path) -> str:
@@ -130,11 +162,34 @@ def _inputs(book: Notebook, given: dict, out: Path, profile: Profile) -> dict[st
     named = {_shown(path): path for path in files}
     if _reads_logs(book):
         named |= {f"log {log.name}": out / "traces" / log.name / "manifest.json" for log in profile.logs}
+    named |= {name: ROOT / name for name in _named(book)}
     if not book.claims:  # it may tabulate what the notebooks before it found
         named |= {f"claims/{path.name}": path for path in (out / "claims").glob("*.json") if path.stem < book.name}
     parameters = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
     fixed = {"cells": book.source_sha256, "parameters": parameters, "Python": platform.python_version()}
     return fixed | book.depends() | {name: _sha256(path) for name, path in named.items() if path.exists()}
+
+
+def _named(book: Notebook) -> set[str]:
+    """Files of artifact/ that its code names, such as an example that it imports."""
+    return {name for cell in book.code for name in re.findall(r"\bartifact/[\w./-]+\.\w+", cell)}
+
+
+def _circumstances(given: dict, profile: Profile) -> dict[str, dict]:
+    """What a notebook was run with, to be read by people and by `compare`: parameters, seeds, versions."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS if _installed(name)}
+    return {
+        "parameters": {name: value for name, value in given.items() if name != "out"},
+        "seeds": {log.name: log.seed for log in profile.logs},
+        "versions": versions,
+    }
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
 
 
 def _reads_logs(book: Notebook) -> bool:

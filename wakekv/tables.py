@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +31,14 @@ VARIANTS = {  # what the paper leaves open: options of `demand` and of `curves`;
 
 @dataclass(frozen=True)
 class Table:
-    """numbers: one a row, for programs. shown: the same for reading, text all of it; a notebook shows this."""
+    """numbers: one a row, for programs. shown: the same for reading, text all of it; a notebook shows this.
+
+    tints: a background a row of what a notebook shows, as CSS has it; empty: none.
+    """
 
     numbers: pd.DataFrame
     shown: pd.DataFrame
+    tints: Sequence[str] = ()
 
     def save(self, folder: Path | str, name: str) -> Table:
         """FOLDER/NAME.csv (the numbers) and NAME.md (as shown), each whole or not at all. Returns itself."""
@@ -48,8 +53,20 @@ class Table:
         return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
 
     def _repr_html_(self) -> str:
+        if self.tints:
+            return self._tinted()
         with pd.option_context("display.max_colwidth", None):
             return self.shown.to_html(index=False, border=0)
+
+    def _tinted(self) -> str:
+        """As HTML, each row in its tint; the ink is dark on it in a dark page too."""
+
+        def cells(values, tag: str) -> str:
+            return "".join(f"<{tag}>{html.escape(str(value))}</{tag}>" for value in values)
+
+        rows = zip(self.tints, self.shown.to_numpy().tolist(), strict=True)
+        body = "".join(f'<tr style="background: {tint}; color: #111">{cells(row, "td")}</tr>\n' for tint, row in rows)
+        return f"<table><thead><tr>{cells(self.shown.columns, 'th')}</tr></thead>\n<tbody>\n{body}</tbody></table>"
 
 
 def logs(traces: Sequence[Trace]) -> Table:

@@ -43,7 +43,7 @@ def wakers(logs: Sequence[Reads], most: int = 60) -> Picture:
     woke = [events(reads.score) for reads in logs]
     chosen = [np.sort(np.argsort(-event.sum(1), kind="stable")[: min(most, event.any(1).sum())]) for event in woke]
     heights = [max(10, len(heads)) for heads in chosen]
-    figure = canvas(9, 0.8 + sum(0.6 + 0.055 * n for n in heights), logs_stamp(logs))
+    figure = canvas(9, 0.8 + sum(0.6 + 0.08 * n for n in heights), logs_stamp(logs))
     grid = figure.subplots(len(logs), 1, squeeze=False, height_ratios=heights)[:, 0]
     colours = {"cmap": ListedColormap(SCORE_COLOURS), "norm": BoundaryNorm(SCORE_EDGES, len(SCORE_COLOURS))}
     tables = []
@@ -56,7 +56,7 @@ def wakers(logs: Sequence[Reads], most: int = 60) -> Picture:
         row, step = np.nonzero(event[heads])
         axes.scatter(step - 0.5, row, marker=">", s=8, color=ORANGE, linewidths=0)
         axes.set_yticks(range(len(heads)), layer)
-        axes.tick_params(axis="y", labelsize=4, length=0, pad=1)
+        axes.tick_params(axis="y", labelsize=5.5, length=0, pad=1)
         rest = ~event.any(1)
         unslept = int((rest & (reads.score > WAKE).any(1)).sum())
         axes.set_title(
@@ -139,7 +139,7 @@ def table_4(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping) -> Pictu
         for y in np.flatnonzero([a.split(":")[0] != b.split(":")[0] for a, b in zip(names, names[1:])]):
             axes.axhline(y + 0.5, color="0.85", linewidth=0.7)
         whose = "active" if "jaccard" in quantity else "all"
-        axes.set(title=title, xlabel=f"share of {whose} heads", xlim=(-0.02, None if "unstable" in quantity else 1.02))
+        axes.set(title=title, xlabel=f"share of {whose} heads", xlim=(-0.02, None if "unstable" in quantity else 1.05))
         axes.grid(axis="x", color="0.92", linewidth=0.6)
         axes.set_axisbelow(True)
     grid[0].set(yticks=range(len(rows)), yticklabels=names, ylim=(len(rows) - 0.5, -0.5), ylabel="regime: model")
@@ -205,7 +205,7 @@ def spells(many: Sequence[Pool]) -> Picture:
                 found = survival([spells_of(reads.active("continuous")) for reads in pool.sound], reading=reading)
                 time, share = np.append(1, found.time), np.append(1.0, found.share)
                 middle = f"{found.median.value:g}" if np.isfinite(found.median.value) else "not reached"
-                label = f"{pool.regime}: {found.n_spells} spells, {found.n_censored} cut off, median {middle}"
+                label = f"{pool.regime}: {found.n_spells:,} spells, {found.n_censored:,} cut off, median {middle}"
                 axes.step(time, share, where="post", color=colours[pool.regime], label=label)
                 ends = [np.append(1.0, end) for end in (found.lo, found.hi)]
                 axes.fill_between(time, *ends, step="post", color=colours[pool.regime], alpha=0.2, linewidth=0)

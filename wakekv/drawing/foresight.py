@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from wakekv import stats
@@ -17,7 +18,7 @@ from wakekv.pools import Pool, counted, find, stamp
 from wakekv.wakeups import QUIET, events
 
 NULL_COLOURS = dict(zip(NULLS, ("0.72", "0.45")))
-SAVED = {"misses_saved": "misses saved, of reactive's", "misses_saved_at_wakeups": "… of those at wake-ups"}
+SAVED = {"misses_saved": "misses saved", "misses_saved_at_wakeups": "of those at wake-ups"}
 
 
 @styled
@@ -56,7 +57,7 @@ def burst_steps(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping) -> P
             rows.append(cells | {"signal_trigger": signal, "published": row["published"]})
     lower.set(yticks=list(ticks), yticklabels=list(ticks.values()), ylim=(len(kept) - 0.5, -0.5), xlim=(-0.02, 1.02))
     lower.set_xlabel("share of all wake-ups caught by a trigger that fires for all heads at 2% (5%) of the steps")
-    looks = {"busiest steps, after the fact": {"color": BLUE, "marker": "o"}, "published": PAPER}
+    looks = {"busiest steps, after the fact": {"color": BLACK, "marker": "o"}, "published": PAPER}
     looks |= {"shuffled": {"color": "0.72", "linewidth": 3}, "each head shifted": {"color": "0.45", "linewidth": 3}}
     looks |= {"after most alarms": {"color": PINK, "marker": "x", "linestyle": ""}}
     legend(figure, looks | {"blind": {"color": BLACK, "marker": "|", "linestyle": ""}}, columns=6)
@@ -88,7 +89,8 @@ def token_markers(many: Sequence[Pool], numbers: pd.DataFrame, named: int = 4) -
         axes.plot(found["n"], found["rate"], "o", color=ORANGE)
         best = own[own["hits"] > 0].head(named)
         for row, above in zip(best.itertuples(), best.groupby(["n", "hits"]).cumcount()):  # words of one dot in a pile
-            where = {"xytext": (4, 3 + 6 * above), "textcoords": "offset points"}
+            where = {"xytext": (4, 3 + 6 * above), "textcoords": "offset points", "zorder": 5}
+            where["path_effects"] = [withStroke(linewidth=2, foreground="white")]  # legible on the curve
             axes.annotate(repr(row.said), (row.n, row.rate), fontsize=6, **where)
         axes.set(xscale="log", ylim=(-0.04, None))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -138,6 +140,7 @@ def prefetch_yield(many: Sequence[Pool], numbers: pd.DataFrame) -> Picture:
         both[0].set_title(f"{pool.name}, B = {own['budget'].iloc[0]}")
     for axes, text in zip(grid[0], SAVED.values()):
         axes.set_ylabel(text)
+    grid[0][0].text(0.02, 0.95, "↖ better", transform=grid[0][0].transAxes, fontsize=7, color="0.3", va="top")
     looks = {name: {"linestyle": "", **signal_style(name)} for name in names}
     looks |= {"random, same rate": {"color": GREY, "marker": "o", "markerfacecolor": "white", "linestyle": ""}}
     legend(figure, looks | {"perfect what: the ceiling": {"color": BLACK, "linestyle": "--"}})

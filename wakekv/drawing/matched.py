@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from wakekv import match, stats
-from wakekv.contests import MATCHED, OURS, SURVEY, contest, method_of, survey
+from wakekv.contests import MATCHED, NAMES, OURS, contest, method_of, short, survey
 from wakekv.drawing.picture import BLACK, BLUE, GREY, ORANGE, Picture, canvas, styled
 from wakekv.drawing.policies import BUDGETS, stamp
 from wakekv.errors import InputError
@@ -51,12 +51,12 @@ def figure_1a(
     for axes, words in zip(grid[:, 0], GIVES_UP.values()):
         axes.set_ylabel(words, fontsize=9)
     figure.align_ylabels(grid[:, 0])
-    grid[-1, 1].set_xlabel("points of miss rate above reactive's at the same memory")
+    grid[-1, 1].set_xlabel("points of miss rate above reactive's at the same memory (left is better)")
     handles = [Line2D([], [], color=GREY, marker=marker, ls="", label=name) for name, marker in shape.items()]
     handles += [Line2D([], [], color=c, marker="o", ls="-", label=f"{who} misses less") for c, who in _WHO.items()]
     handles.append(Line2D([], [], label="no number (see table)", **_HOLLOW))
-    handles += [Line2D([], [], ls="", label=label) for label in ("bold: heads have roles", "*: knows this very log")]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=7, columnspacing=1.2)
+    grid[-1, 0].set_xlabel("bold: its heads have roles    *: it knows this very log", fontsize=7)
     says = f"{len(table['policy'].unique())} systems on the two axes of Figure 1a, with miss rates at equal memory"
     return Picture(figure, table, says)
 
@@ -88,7 +88,7 @@ def _corner(axes, table: pd.DataFrame, policies: Sequence[str], shape: Mapping[s
             if np.isfinite(row["lo"]):
                 axes.plot([100 * row["lo"], 100 * row["hi"]], [y + dy] * 2, color=colour, linewidth=1, alpha=0.7)
             axes.plot(100 * row["margin"], y + dy, marker=shape[row["regime"]], color=colour, ls="", markersize=4)
-    names = [SURVEY.get(policy, policy) for policy in policies]
+    names = [NAMES.get(policy, policy) for policy in policies]
     offline = [(table.loc[table["policy"] == policy, "calibrated"] == "this prompt").any() for policy in policies]
     axes.set_yticks(range(len(policies)), [f"{name} *" if own else name for name, own in zip(names, offline)])
     for label, policy in zip(axes.get_yticklabels(), policies):
@@ -129,11 +129,12 @@ def margins(
             drawn.append(_margin(axes, study, policy, found, budgets, resamples))
             if published is not None:
                 drawn.append(_paper(axes, published, study.regime, policy))
-        line[0].set_ylabel(f"against {policy}")
+        line[0].set_ylabel(f"against\n{short(policy)}")
     for axes, study in zip(grid[0], studies):
         axes.set_title(f"{study.model}\n{study.regime}, {study.n_prompts} prompts")
     for axes in grid[-1]:
-        axes.set_xlabel("the other's budget B")
+        axes.set_xlabel("the other's budget B (pages a head)")
+    figure.supylabel("miss rate above reactive's at equal memory", fontsize=8)
     handles = [Line2D([], [], color=c, marker="o", ls="", label=f"{who} misses less") for c, who in _MARGIN.items()]
     handles += [Line2D([], [], color=c, label=words) for c, words in (("0.3", "mean"), ("0.75", "one prompt"))]
     handles += [Line2D([], [], color=BLACK, marker="x", ls="", label="nothing matches")]

@@ -74,7 +74,8 @@ def miss_map(
     colours = sns.color_palette("rocket_r", as_cmap=True)
     for axes, (policy, rate) in zip(panels, rates.items()):
         image = axes.imshow(rate, cmap=colours, vmin=0, vmax=1, aspect="auto")
-        axes.set_title(f"{policy}: {study.curve(policy).at([budget]).rate[0]:.2f} overall")
+        point = study.curve(policy).at([budget])
+        axes.set_title(f"{policy}: {point.rate[0]:.2f} with {point.memory[0]:,.0f} pages")
         axes.set_xlabel("head of the layer" if study.unit == "head" else "KV head of the layer")
         axes.set_xticks(range(rate.shape[1]))
         axes.tick_params(length=0)
@@ -126,8 +127,7 @@ def _ours(axes, study: Study, policies, budgets, resamples) -> pd.DataFrame:
         drop, side = (-2.5, "top") if point[1] > 0.06 else (3, "bottom")  # not onto the axis
         place = {"textcoords": "offset points", "ha": "right", "va": side, "path_effects": halo}
         axes.annotate(label, point, (-3, drop), fontsize=6, **place)
-    n = study.n_prompts
-    axes.set_title(f"{study.name}, {n} prompt{'s' if n > 1 else ''}")
+    axes.set_title(f"{study.name}, n = {study.n_prompts}")
     return table
 
 

@@ -31,6 +31,11 @@ SIGNAL_STYLE = {
 }
 
 
+def spelt(name: str) -> str:
+    """The name of a signal or predictor for people."""
+    return name.replace("_", " ").replace("rco", "RCO")
+
+
 def signal_style(name: str) -> dict:
     return SIGNAL_STYLE.get(name, {"color": SKY, "marker": "."})
 
@@ -94,5 +99,5 @@ def bar(axes: Axes, across: float, ends: Sequence[float], value: float, *, uprig
 
 def legend(figure: Figure, looks: dict[str, dict], columns: int = 5) -> None:
     """One legend for all panels, above them. looks: label -> Line2D's properties."""
-    handles = [Line2D([], [], **({"label": label.replace("_", " ")} | look)) for label, look in looks.items()]
+    handles = [Line2D([], [], **({"label": spelt(label)} | look)) for label, look in looks.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, len(handles)), columnspacing=1.4)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, Picture, canvas, styled
-from wakekv.drawing.pooled import PAPER, bar, legend, logs_stamp, of, panels, signal_style, stretch
+from wakekv.drawing.pooled import PAPER, bar, legend, logs_stamp, of, panels, signal_style, spelt, stretch
 from wakekv.grading import LEADS, METRICS, Tally, grade, hot, oracle, precision_recall
 from wakekv.pools import LEAD, Pool, counted, stamp
 from wakekv.reads import Reads
@@ -62,7 +62,7 @@ def alarms(reads: Reads, head: int, first: int = 0, steps: int | None = None, le
         text = f"{(alarm & right).sum()} of {alarm.sum()} right"
         lower.text(1.005, y, text, transform=lower.get_yaxis_transform(), fontsize=6.5, va="center")
     blind = right[seen].mean() if seen.any() else 0.0
-    lower.set(yticks=range(len(fired)), yticklabels=list(fired), ylim=(len(fired) - 0.5, -0.5))
+    lower.set(yticks=range(len(fired)), yticklabels=[spelt(name) for name in fired], ylim=(len(fired) - 0.5, -0.5))
     lower.set_xlabel(f"decode step (a blind alarm after step {FIRST} is right with probability {blind:.2f})")
     looks = {"wake-up": {"color": ORANGE, "marker": ">"}, "right alarm": {"color": RIGHT, "linewidth": 2}}
     looks |= {"false alarm": {"color": FALSE, "linewidth": 2}}
@@ -91,7 +91,7 @@ def leads(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping) -> Picture
                 axes.plot(line["lead"], line["random"], color=look["color"], linewidth=0.9, linestyle="--")
                 for value in _published(data, pool, name, LEAD):
                     axes.plot(LEAD * 1.25, value[place], markerfacecolor="white", **look)
-            axes.set(xscale="log", xlabel="lead (steps)", ylabel=metric)
+            axes.set(xscale="log", xlabel="lead (steps)", ylabel=f"{metric}, higher is better")
             axes.xaxis.set(major_locator=FixedLocator(LEADS), minor_locator=NullLocator())
             axes.xaxis.set_major_formatter(ScalarFormatter())
             axes.label_outer()
@@ -139,7 +139,7 @@ def forest(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping, lead: int
     middle = [len(names) * (i + 0.5) - 0.5 for i in range(len(kept))]
     grid[0].set(yticks=middle, yticklabels=[f"{pool.model}\n{pool.regime}" for pool in kept], ylabel="model, regime")
     grid[0].tick_params(axis="y", length=0)
-    grid[len(FOREST) // 2].set_xlabel(f"an alarm is right if its head wakes within {lead} steps")
+    grid[len(FOREST) // 2].set_xlabel(f"right is better; an alarm is right if its head wakes within {lead} steps")
     looks = {name: signal_style(name) for name in names}
     legend(
         figure, looks | {"as many random alarms": {"color": BLACK, "marker": "|", "linestyle": ""}, "published": PAPER}
@@ -185,6 +185,9 @@ def mirage(many: Sequence[Pool], data: Mapping, lead: int = LEAD) -> Picture:
     table = pd.concat(tables, ignore_index=True)
     known = table.loc[table["line"] != "causal z", ["precision", "blind"]].to_numpy()
     grid[0][0].set_ylim(min(known[known > 0], default=0.1) / 2, 1.2)
+    grid[0][0].text(
+        0.98, 0.97, "better ↗", transform=grid[0][0].transAxes, fontsize=7, color="0.3", ha="right", va="top"
+    )
     looks = {name: signal_style(name) for name in NAMES} | {"published": PAPER}
     looks |= {"oracle: each head's best, after the fact": {"color": GREY, "linestyle": "--"}}
     legend(figure, looks | {"blind alarm": {"color": GREY, "linestyle": ":"}}, columns=4)
