@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from io import BytesIO
 
 import matplotlib
@@ -14,9 +15,10 @@ import pytest
 import section2
 import section5
 
-from wakekv import figures
+from wakekv import claims, figures
 from wakekv.claims import ROOT, published
 from wakekv.demand import demand
+from wakekv.drawing import claims as claims_drawn
 from wakekv.drawing import mechanism as drawn
 from wakekv.drawing.picture import FORMATS
 from wakekv.errors import InputError
@@ -26,6 +28,7 @@ from wakekv.replay import replay
 from wakekv.study import PAPER, studies
 from wakekv.tables import Table, rates
 from wakekv.trace import save_trace
+from wakekv.verdicts import VERDICTS
 
 BUDGETS = (2, 4, 8)
 
@@ -57,8 +60,32 @@ def examples(traces, study, make_trace):
             "logs": lambda: figures.logs(traces),
             "sweep": lambda: figures.sweep([study], BUDGETS, data, resamples=50),
             "variants": lambda: figures.variants(traces[:1], BUDGETS),
+            "claims_beside": lambda: figures.claims_beside(verdicts(), "made up"),
+            "verdict_table": lambda: figures.verdict_table(verdicts()),
         }
     )
+
+
+def verdicts() -> list[dict]:
+    """A row of `claims.table` for every claim, with each verdict among them."""
+    rows = []
+    for number, claim in enumerate(claims.load_claims().values()):
+        low, high = claims.number(claim.published)
+        value = [high, high + 1e6, low - 1e6, None][number % 4]
+        found = claims.decide(claim.id, value, lo=value, hi=value, model=claim.models[0], note="made up", machine="A30")
+        rows.append(asdict(claim) | asdict(found) | {"section": claim.section, "needs": claim.hardware})
+    return rows
+
+
+def test_every_claim_is_drawn_and_each_row_has_the_colour_of_its_verdict(examples):
+    rows, drawn = verdicts(), examples["claims_beside"]().table
+    assert {row["verdict"] for row in rows} == set(VERDICTS)
+    assert set(drawn["id"]) == {row["id"] for row in rows}
+    shares = drawn[drawn["share"] & drawn["ours"].between(-1, 2)]
+    assert (shares["published_hi"] <= 1).all() and len(shares)
+    page = examples["verdict_table"]()._repr_html_()
+    for row, line in zip(rows, page.split("<tbody>")[1].splitlines()[1:]):
+        assert claims_drawn.TINTS[row["verdict"]] in line and row["verdict"] in line
 
 
 def test_every_figure_and_table_has_an_example_here(examples):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from wakekv import measured
 from wakekv.drawing.churn import drift_settings, head_pages, spells, table_4, wakers
+from wakekv.drawing.claims import claims_beside, verdict_table
 from wakekv.drawing.foresight import burst_steps, prefetch_yield, token_markers
 from wakekv.drawing.matched import figure_1a, margins
 from wakekv.drawing.mechanism import mechanism
@@ -22,9 +23,10 @@ from wakekv.tables import Table, logs, sweep, variants
 
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
-    "alarms", "burst_steps", "drift_settings", "figure_1a", "forest", "head_pages", "headline", "leads", "logs",
-    "margins", "mechanism", "mirage", "miss_curves", "miss_map", "needle_scores", "one_head", "prefetch_yield",
-    "sensitivity", "seven", "spells", "sweep", "systems", "table_4", "token_markers", "variants", "wakers",
+    "alarms", "burst_steps", "claims_beside", "drift_settings", "figure_1a", "forest", "head_pages", "headline", "leads",
+    "logs", "margins", "mechanism", "mirage", "miss_curves", "miss_map", "needle_scores", "one_head", "prefetch_yield",
+    "sensitivity", "seven", "spells", "sweep", "systems", "table_4", "token_markers", "variants",
+    "verdict_table", "wakers",
 ]  # fmt: skip
 
 FIGURES: dict[str, Callable[..., Picture]] = {
@@ -47,6 +49,7 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "prefetch_yield": prefetch_yield,  # what acting on alarms would save
     "figure_1a": figure_1a,  # Figure 1a, measured
     "margins": margins,  # reactive against each other one, at equal memory
+    "claims_beside": claims_beside,  # every claim, published and ours
 }
 TABLES: dict[str, Callable[..., Table]] = {
     "logs": logs,  # what was recorded
@@ -63,4 +66,5 @@ TABLES: dict[str, Callable[..., Table]] = {
     "seven": seven,  # Table 3, with memory
     "systems": systems,  # the systems of Figure 1a
     "sensitivity": sensitivity,  # how much the open choices move the comparisons
+    "verdict_table": verdict_table,  # every claim with its verdict
 }
