@@ -74,6 +74,57 @@ def pack(options: argparse.Namespace) -> None:
     print(f"{sum(entry['bytes'] for entry in listed.values()):,} bytes in {options.out}")
 
 
+def compare(options: argparse.Namespace) -> int:
+    """What differs between two runs, or a run and the reference, in numbers.
+
+    Tables and the numbers behind figures cell by cell, verdicts of claims, and what the runs depended on. Exits with 1
+    where a cell, row, file or verdict differs beyond the tolerances of artifact/tolerances.yaml, which says why each is
+    what it is; what a clock measured is shown and not judged. `reference` is what the repository shows.
+
+    examples:
+      python -m wakekv compare reference runs/default
+      python -m wakekv compare runs/smoke runs/again --exact
+      python -m wakekv compare reference runs/mine --both --only tables --json
+    """
+    from wakekv import compare as comparing
+
+    rules = comparing.load_rules(options.tolerances or comparing.TOLERANCES)
+    rules = comparing.exact(rules) if options.exact else rules
+    sides = comparing.open_run(options.a), comparing.open_run(options.b)
+    found = comparing.compare(*sides, rules, options.only or comparing.PARTS, options.both)
+    print(json.dumps(found, ensure_ascii=False) if options.json else comparing.as_text(found))
+    return int(found["beyond"] > 0)
+
+
+def spotcheck(options: argparse.Namespace) -> int:
+    """Record a shipped log again from its model, and compare the two in numbers.
+
+    By default the smoke-size one, in a minute. Prints the share of equal tokens and wants, of heads' steps with the
+    same pages in the same order, and the weights' largest difference; exits with 1 if less than --share of the wants
+    are equal. On the machine that made the log everything is equal; elsewhere the last bits of a sum can differ.
+
+    examples:
+      python -m wakekv spotcheck
+      python -m wakekv spotcheck artifact/logs/gemma3-270m_niah_d25_s0.npz --steps 50
+      python -m wakekv spotcheck artifact/logs/*.npz --json
+    """
+    from wakekv.shipped import verify_shipped
+    from wakekv.spotcheck import spotcheck as again
+
+    rows = []
+    for path in options.log or sorted(SHIPPED.glob("smoke_*.npz")):
+        verify_shipped(path)
+        rows.append(again(path, options.steps, say=(lambda text: None) if options.json else print))
+        if not options.json:
+            print("; ".join(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+                            for name, value in rows[-1].items()))  # fmt: skip
+    if not rows:
+        raise InputError(f"no shipped logs in {SHIPPED}: they lie in a checkout of the repository; or name a log")
+    if options.json:
+        print(json.dumps(rows))
+    return int(any(row["equal"] < options.share or row["tokens_equal"] < 1 for row in rows))
+
+
 def _shipped() -> list[Path]:
     found = sorted(path for path in SHIPPED.glob("*.npz") if not path.name.startswith("smoke_"))
     if not found:

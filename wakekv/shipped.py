@@ -81,7 +81,7 @@ class Shipped:
         start = np.flatnonzero(first)
         size = np.diff(np.append(start, len(self.codes)))
         place = np.arange(len(self.codes)) - np.repeat(start, size)
-        return _weight(self.codes + (place + 0.5) / np.repeat(size, size) - 0.5)
+        return weight_of(self.codes + (place + 0.5) / np.repeat(size, size) - 0.5)
 
     def demand(self, unit: str = "head", first_touch: str = "cold", page_tokens: int = PAGE, k: int | None = None):
         """The wants of this log, as `demand` gives them of a whole one. KV heads: the union of the group's, weights
@@ -90,7 +90,7 @@ class Shipped:
             raise InputError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
         if page_tokens != PAGE or k not in (None, self.k):
             raise InputError(f"a shipped log holds pages of {PAGE} tokens and k = {self.k}: record the log for others")
-        rows = np.where(self.row_codes > 0, _weight(self.row_codes), np.float32(0))
+        rows = np.where(self.row_codes > 0, weight_of(self.row_codes), np.float32(0))
         group = 1 if unit == "head" else self.n_heads // self.n_kv_heads
         made = (self.counts, self.page.astype(np.int32), self.weights) if group == 1 else self._grouped(group)
         counts, page, weight = made
@@ -260,7 +260,8 @@ def code(weight: np.ndarray) -> np.ndarray:
     return np.where(weight > 0, np.clip(np.round(octaves * PER_OCTAVE), 1, 255), 0).astype(np.uint8)
 
 
-def _weight(codes: np.ndarray) -> np.ndarray:
+def weight_of(codes: np.ndarray) -> np.ndarray:
+    """float32: the weight in the middle of each code's interval."""
     return np.exp2(np.asarray(codes, np.float64) / PER_OCTAVE + LOWEST).astype(np.float32)
 
 

@@ -13,7 +13,7 @@ from wakekv import models, prompts
 from wakekv.demand import demand
 from wakekv.errors import InputError
 from wakekv.record import record
-from wakekv.shipped import Shipped, code, open_shipped
+from wakekv.shipped import Shipped, code, open_shipped, weight_of
 from wakekv.trace import Trace, open_trace
 
 OURS = "MIT: the measurement, our own words, and the article of 1911, which is in the public domain"
@@ -26,7 +26,7 @@ def spotcheck(path: Path | str, steps: int | None = None, say: Callable[[str], N
     wants, equal      pages wanted in the shipped log; share wanted in both, of those wanted in either
     order_equal       share of heads' steps whose pages are the same in the same order
     weight_codes      largest difference of a page weight, in eighths of octaves (1 is 9 %), over pages of weight above
-                      0.001 wanted in both;  weight: the largest difference of weights as such
+                      0.001 wanted in both;  weight: the largest difference of the weights of those codes
     Raises TraceError (no such log), ModelError (a model that is not to be had), InputError.
     """
     log = open_shipped(path)
@@ -61,16 +61,15 @@ def compare(log: Shipped, again: Trace) -> dict[str, Any]:
     for h, t in np.argwhere(same):
         a, b = ours.ptr[h, t], theirs.ptr[h, t]
         same[h, t] = np.array_equal(ours.page[a : a + cell[0][h, t]], theirs.page[b : b + cell[0][h, t]])
-    shipped_codes = log.codes[_kept(log, again.n_steps)][at].astype(int)
-    heavy = theirs.weight[where] > 0.001
-    apart = np.abs(shipped_codes - code(theirs.weight)[where])[heavy]
+    codes = log.codes[_kept(log, again.n_steps)][at], code(theirs.weight)[where]
+    apart = np.abs(codes[0].astype(int) - codes[1])[theirs.weight[where] > 0.001]
     return {
         "tokens_equal": tokens_equal,
         "wants": ours.n_wants,
         "equal": len(both) / (ours.n_wants + theirs.n_wants - len(both)),
         "order_equal": float(same.mean()),
         "weight_codes": int(apart.max(initial=0)),
-        "weight": float(np.abs(ours.weight[at] - theirs.weight[where]).max(initial=0)),
+        "weight": float(np.abs(weight_of(codes[0]) - weight_of(codes[1])).max(initial=0)),
     }
 
 
