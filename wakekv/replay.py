@@ -201,7 +201,7 @@ def counted(demand: Demand, policy: Policy, convention: str, n_cold: int, **coun
         n_steps=demand.n_steps,
         n_wants=demand.n_wants,
         n_cold=n_cold,
-        weight=float(demand.weight.sum(dtype=np.float64)),
+        weight=demand.total_weight,
         **counts,
     )
 

@@ -35,8 +35,10 @@ def curves(demand: Demand, policy: Policy, budgets=None, convention: str = "batc
     if policy.floor and policy.scope != "head":
         return _each(demand, policy, budgets)
     if type(policy) is Recency and policy.every == 1 and policy.scope == "head":
-        return _recency(demand, policy).at(budgets)
-    return _sweep(demand, policy).at(budgets)
+        whole = _recency(demand, policy)
+    else:
+        whole = _sweep(demand, policy)
+    return whole if len(budgets) == len(whole.budgets) else whole.at(budgets)
 
 
 def _recency(demand: Demand, policy: Policy) -> Curves:
@@ -48,12 +50,11 @@ def _recency(demand: Demand, policy: Policy) -> Curves:
     deepest = np.zeros(demand.n_steps, np.int32)
     wants = demand.ptr, demand.page, demand.weight, *demand.births, known
     if policy.reversible and not policy.sticky and by_want == cold:  # the paper's rule, where the bits apply
-        seen = np.zeros((demand.n_heads, n + 2), np.int64)
-        kernels.recency(*wants, cold, hist, weight_hist, seen, deepest)
+        seen_hist, seen = np.zeros(n + 2, np.int64), np.zeros(demand.n_heads, np.int64)
+        kernels.recency(*wants, cold, hist, weight_hist, seen_hist, seen, deepest)
         fetch_hist = hist.sum(0)
-        last = n + 1 - (seen[:, ::-1] > 0).argmax(1)  # pages known at the end, a head
-        held_end = np.cumsum(np.bincount(last, minlength=n + 2)[::-1])[::-1]  # heads that know at least b pages
-        held_time = np.cumsum(seen.sum(0)[::-1])[::-1]
+        held_end = np.cumsum(np.bincount(seen, minlength=n + 2)[::-1])[::-1]  # heads that know at least b pages
+        held_time = np.cumsum(seen_hist[::-1])[::-1]
         held_end[0] = held_time[0] = 0
     else:
         fetch_hist, held_end, held_time = np.zeros((3, n + 2), np.int64)
@@ -78,14 +79,14 @@ def _by_bucket(demand, policy, hist, weight_hist, fetch_hist, deepest, held_time
         mean_pages=held_time[1:-1] / demand.n_steps,
         peak_pages=peak[1:-1],
         fetched=_above(fetch_hist[None])[0],
-        stall_steps=(deepest > budgets[:, None]).sum(1),
+        stall_steps=_above(np.bincount(deepest, minlength=demand.n_pages + 2)[None])[0],
         head_misses=misses,
     )
 
 
 def _above(hist: np.ndarray) -> np.ndarray:
     """[row, bucket 0..n + 1] -> [row, budget 1..n]: what stands in the buckets above each budget."""
-    return (hist.sum(1, keepdims=True) - np.cumsum(hist, axis=1))[:, 1:-1]
+    return np.cumsum(hist[:, :1:-1], axis=1)[:, ::-1]
 
 
 def _buckets(share: np.ndarray, groups: np.ndarray, n_pages: int) -> np.ndarray:
