@@ -15,7 +15,7 @@ PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
          "quality", "longbench", "system", "witness", "trials", "spotcheck"]  # fmt: skip
 RUN = ["claims", "artifact", "document", "sources", "profiles", "recordings", "results",
-       "notebooks", "reproduce", "commands", "reviewing", "__main__"]  # fmt: skip
+       "notebooks", "reproduce", "commands", "compare", "reviewing", "__main__"]  # fmt: skip
 RINGS = [CORE, PICTURES, METAL, RUN]
 ORDER = [name for ring in RINGS for name in ring]
 

@@ -66,6 +66,16 @@ def test_a_run_leaves_results_and_says_where(finished):
     assert "4 not run here" not in said[-1] and "not run here" in said[-1] and str(out / "tables") in said[-1]
 
 
+def test_the_record_says_with_what_and_on_what_and_keeps_what_varies_apart(finished):
+    _, out, _ = finished
+    record = json.loads((out / "run.json").read_text())
+    stage, volatile = record["stages"]["00_table"], record["volatile"]["00_table"]
+    assert {"inputs", "outputs", "parameters", "seeds", "versions"} == set(stage)
+    assert stage["parameters"] == {"profile": "smoke"} and stage["versions"]["numpy"].count(".") == 2
+    assert stage["seeds"]["smollm2-135m_niah_d50_s1"] == 1
+    assert volatile["seconds_s"] > 0 and volatile["peak_bytes"] > 1e7 and volatile["hardware"]
+
+
 def test_an_executed_copy_has_every_count_and_nothing_volatile(finished):
     _, out, _ = finished
     content = json.loads((out / "notebooks" / "00_table.ipynb").read_text())

@@ -22,7 +22,10 @@ PARTS = ("tables", "figures", "claims")
 
 @dataclass(frozen=True)
 class Rule:
-    """How far cells of some columns may be apart: |a - b| <= abs + rel * min(|a|, |b|). Not judged: shown, never counted."""
+    """How far cells of some columns may be apart: |a - b| <= abs + rel * min(|a|, |b|).
+
+    judged: False for cells whose difference is shown and never counted.
+    """
 
     file: str
     columns: tuple[str, ...]

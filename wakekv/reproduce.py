@@ -37,7 +37,7 @@ KEPT = (
     "tests",
     "wakekv",
 )  # no run writes here
-VERSIONS = ("wakekv", "numpy", "scipy", "statsmodels", "pandas", "numba", "matplotlib", "seaborn", "torch", "transformers")
+VERSIONS = ("wakekv", "numpy", "scipy", "statsmodels", "pandas", "numba", "matplotlib", "torch", "transformers")
 RESULTS = ("figures", "tables", "claims", "notebooks")  # folders of a run, beside traces/ and run.json
 
 
