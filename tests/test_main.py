@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
+from test_reproduce import book
 
-from wakekv import __version__, commands
+from wakekv import __version__, artifact, commands
+from wakekv import reproduce as runner
 from wakekv.__main__ import main
 from wakekv.claims import ROOT
 from wakekv.demand import demand
@@ -20,7 +23,8 @@ from wakekv.policies import POLICIES
 from wakekv.replay import replay
 from wakekv.trace import save_trace
 
-COMMANDS = [commands.record, commands.simulate, commands.verify, commands.reproduce, commands.models, commands.claims]
+COMMANDS = [commands.record, commands.simulate, commands.verify, commands.reproduce, commands.models, commands.claims,
+            commands.document]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +110,38 @@ def test_verify_tells_whole_from_damaged(log, make_trace, tmp_path, capsys):
     (damaged / "entropy.npy").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert "entropy.npy" in refused(capsys, "verify", str(damaged))
     assert "nowhere" in refused(capsys, "verify", "nowhere")
+
+
+def test_verify_without_a_log_checks_what_the_repository_shows(monkeypatch, tmp_path, capsys):
+    for name in ("artifact/claims.yaml", "figures/1.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("shown")
+    artifact.write_manifest(tmp_path)
+    check = artifact.check
+    monkeypatch.setattr(artifact, "check", lambda: check(tmp_path))
+    for argv in (["verify"], ["verify", str(ROOT / "artifact")]):
+        assert main(argv) == 0 and "2 files" in capsys.readouterr().out
+    (tmp_path / "figures" / "1.png").write_text("shawn")
+    assert "figures/1.png is not what was shipped" in refused(capsys, "verify")
+
+
+@pytest.mark.parametrize(
+    "cell, given, said",
+    [
+        ("assert 1 == 2, 'one is not two'", [], "00_bad failed in code cell 2 of 2: AssertionError: one is not two"),
+        ("import os\nos.kill(os.getpid(), 9)", [], "00_bad lost its kernel"),
+        ("1", ["-p", "profil=smoke"], "no notebook declares the parameter profil"),
+    ],
+    ids=["assertion", "killed kernel", "mistyped parameter"],
+)
+def test_a_notebook_that_fails_ends_the_command_with_status_2_and_is_named(
+    cell, given, said, tmp_path, monkeypatch, capsys
+):
+    book(tmp_path / "notebooks", "00_bad", cell)
+    monkeypatch.setattr(runner, "reproduce", partial(runner.reproduce, folder=tmp_path / "notebooks"))
+    assert main(["reproduce", "--profile", "smoke", "--out", str(tmp_path / "out"), *given]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("wakekv: error: ") and err.count("\n") == 1 and said in err
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def items(shown: Path) -> str:
             f"1, and {_reading(books[item.notebook])} to read" if item.notebook in books else "–",
             _minutes(cost["seconds_s"]) if "seconds_s" in cost else "–",
             f"{cost['peak_bytes'] / 1e9:.1f} GB" if "peak_bytes" in cost else "–",
-            ", ".join(_link(name) for name in item.leaves or _leaves(record, item.notebook)) or "–",
+            ", ".join(_link(name, shown) for name in item.leaves or _leaves(record, item.notebook)) or "–",
             ", ".join(part for part in counts if not part.startswith("0 ")) or "–",
         ])  # fmt: skip
     head = ["paper", "command", "notebook", "hardware", "human min", "machine min", "memory", "leaves", "claims"]
@@ -142,11 +142,12 @@ def _leaves(record: dict, notebook: str) -> list[str]:
     return [name for name in outputs if name.endswith(".png") or re.fullmatch(r"tables/.*\.csv", name)]
 
 
-def _link(name: str) -> str:
-    """A file of a run as a link to where the repository shows it; a table to its rendered form."""
+def _link(name: str, shown: Path) -> str:
+    """A file of a run as a link to where the repository shows it, if it does; a table to its rendered form."""
     folder, file = name.split("/")
     where = f"figures/{file}" if folder == "figures" else f"artifact/{folder}/{file.replace('.csv', '.md')}"
-    return f"[{file}]({where})"
+    there = shown.parent / where if folder == "figures" else shown / where.removeprefix("artifact/")
+    return f"[{file}]({where})" if there.exists() else f"`{file}`"
 
 
 def _machine(record: dict, shown: Path) -> str:

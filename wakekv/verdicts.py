@@ -7,13 +7,13 @@ VERDICTS = ("reproduced", "direction holds", "not reproduced", "not run here")
 
 def as_text(rows: list[dict]) -> str:
     """The table for a terminal: a claim, published, ours, on what, verdict; why not, under it."""
-    lines = []
+    lines, wide = [], max((len(row["id"]) for row in rows), default=5)
     for row in rows:
         kind = row["kind"] if row["value"] is not None else ""
         said = ("FAILED: " if row["failed"] else "") + ", ".join(filter(None, [row["verdict"], kind, on_what(row)]))
-        lines.append(f"{row['id']:<20} {printed(row):>13}  {our_value(row):<22} {said}")
+        lines.append(f"{row['id']:<{wide}} {printed(row):>13}  {our_value(row):<22} {said}")
     counts = ", ".join(f"{sum(r['verdict'] == v for r in rows)} {v}" for v in VERDICTS)
-    head = f"{'claim':<20} {'published':>13}  {'ours':<22} verdict"
+    head = f"{'claim':<{wide}} {'published':>13}  {'ours':<22} verdict"
     failed = [row["id"] for row in rows if row["failed"]]
     return "\n".join(
         [head, *lines, "", counts, *([f"declared to hold, and failed: {', '.join(failed)}"] if failed else [])]
@@ -39,8 +39,8 @@ def on_what(row: dict) -> str:
 
 
 def needs(row: dict) -> str:
-    """What a run needs that could reproduce it: "one A30, mistral-7b", "a GPU of 24 GB, qwen2.5-3b"."""
-    return f"{'one ' + row['needs'] if row['needs'] else 'a GPU of 24 GB'}, {', '.join(row['models'])}"
+    """The hardware that a run needs to reproduce it: "one A30"."""
+    return f"one {row['needs']}" if row["needs"] else "a GPU of 24 GB"
 
 
 def cells(row: dict) -> dict[str, str]:

@@ -55,8 +55,9 @@ def figure_1a(
     handles = [Line2D([], [], color=GREY, marker=marker, ls="", label=name) for name, marker in shape.items()]
     handles += [Line2D([], [], color=c, marker="o", ls="-", label=f"{who} misses less") for c, who in _WHO.items()]
     handles.append(Line2D([], [], label="no number (see table)", **_HOLLOW))
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=7, columnspacing=1.2)
-    grid[-1, 0].set_xlabel("bold: its heads have roles    *: it knows this very log", fontsize=7)
+    place = {"loc": "outside upper center", "ncols": len(handles), "fontsize": 7, "columnspacing": 1.2}
+    says = "in bold: its heads have roles.   *: it knows this very log beforehand"
+    figure.legend(handles=handles, title=says, title_fontsize=7, **place)
     says = f"{len(table['policy'].unique())} systems on the two axes of Figure 1a, with miss rates at equal memory"
     return Picture(figure, table, says)
 
@@ -135,6 +136,7 @@ def margins(
     for axes in grid[-1]:
         axes.set_xlabel("the other's budget B (pages a head)")
     figure.supylabel("miss rate above reactive's at equal memory", fontsize=8)
+    figure.align_ylabels(grid[:, 0])
     handles = [Line2D([], [], color=c, marker="o", ls="", label=f"{who} misses less") for c, who in _MARGIN.items()]
     handles += [Line2D([], [], color=c, label=words) for c, words in (("0.3", "mean"), ("0.75", "one prompt"))]
     handles += [Line2D([], [], color=BLACK, marker="x", ls="", label="nothing matches")]

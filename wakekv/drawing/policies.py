@@ -75,7 +75,7 @@ def miss_map(
     for axes, (policy, rate) in zip(panels, rates.items()):
         image = axes.imshow(rate, cmap=colours, vmin=0, vmax=1, aspect="auto")
         point = study.curve(policy).at([budget])
-        axes.set_title(f"{policy}: {point.rate[0]:.2f} with {point.memory[0]:,.0f} pages")
+        axes.set_title(f"{policy}\n{point.rate[0]:.2f} with {point.memory[0]:,.0f} pages")
         axes.set_xlabel("head of the layer" if study.unit == "head" else "KV head of the layer")
         axes.set_xticks(range(rate.shape[1]))
         axes.tick_params(length=0)
