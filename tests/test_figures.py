@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import section2
 import section5
+import section6
 
 from wakekv import claims, figures
 from wakekv.claims import ROOT, published
@@ -51,6 +52,7 @@ def examples(traces, study, make_trace):
     return (
         section2.examples(many, section2.numbers(many))
         | section5.examples(traces)
+        | section6.examples()
         | {
             "one_head": lambda: figures.one_head(traces[0], 3, 5, 20),
             "needle_scores": lambda: figures.needle_scores(read(traces[0])),
@@ -144,7 +146,7 @@ def test_importing_figures_chooses_no_backend():
 def test_a_picture_says_where_it_comes_from_and_names_its_axes(name, examples):
     figure = examples[name]().figure
     stamp = figure.texts[0].get_text()
-    assert "made-up" in stamp and ("one log" in stamp or "logs of 3 prompts" in stamp)
+    assert "made-up" in stamp and any(words in stamp for words in ("one log", "logs of 3 prompts", "measured"))
     first = [axes for axes in figure.axes if axes.get_visible()][0]
     assert first.get_ylabel() and any(axes.get_xlabel() for axes in figure.axes)
 

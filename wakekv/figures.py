@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wakekv import measured
+from wakekv import measured, twins
+from wakekv.drawing.cache import cost_growth, equal_memory, needle_map, stall_price, step_parts, ten_steps
 from wakekv.drawing.churn import drift_settings, head_pages, spells, table_4, wakers
 from wakekv.drawing.claims import claims_beside, verdict_table
 from wakekv.drawing.foresight import burst_steps, prefetch_yield, token_markers
@@ -23,9 +24,10 @@ from wakekv.tables import Table, logs, sweep, variants
 
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
-    "alarms", "burst_steps", "claims_beside", "drift_settings", "figure_1a", "forest", "head_pages", "headline", "leads",
-    "logs", "margins", "mechanism", "mirage", "miss_curves", "miss_map", "needle_scores", "one_head", "prefetch_yield",
-    "sensitivity", "seven", "spells", "sweep", "systems", "table_4", "token_markers", "variants",
+    "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "equal_memory", "figure_1a",
+    "forest", "head_pages", "headline", "leads", "logs", "margins", "mechanism", "mirage", "miss_curves",
+    "miss_map", "needle_map", "needle_scores", "one_head", "prefetch_yield", "sensitivity", "seven", "spells",
+    "stall_price", "step_parts", "sweep", "systems", "table_4", "ten_steps", "token_markers", "variants",
     "verdict_table", "wakers",
 ]  # fmt: skip
 
@@ -49,6 +51,12 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "prefetch_yield": prefetch_yield,  # what acting on alarms would save
     "figure_1a": figure_1a,  # Figure 1a, measured
     "margins": margins,  # reactive against each other one, at equal memory
+    "ten_steps": ten_steps,  # a real cache: one head's pages and bytes
+    "equal_memory": equal_memory,  # reversible against destructive, in answers
+    "stall_price": stall_price,  # and what return costs in time
+    "step_parts": step_parts,  # where the time of a step goes
+    "needle_map": needle_map,  # needles found, with and without return
+    "cost_growth": cost_growth,  # time and memory as the context grows
     "claims_beside": claims_beside,  # every claim, published and ours
 }
 TABLES: dict[str, Callable[..., Table]] = {
@@ -66,5 +74,10 @@ TABLES: dict[str, Callable[..., Table]] = {
     "seven": seven,  # Table 3, with memory
     "systems": systems,  # the systems of Figure 1a
     "sensitivity": sensitivity,  # how much the open choices move the comparisons
+    "cache_steps": twins.steps,  # one head of a real cache, step by step
+    "at_equal_memory": twins.at_equal_memory,  # reversible against destructive, in answers
+    "needles_found": twins.found,  # with and without return
+    "stalls": twins.stalls,  # and what return costs in time
+    "cache_costs": twins.costs,  # a step by context and cache
     "verdict_table": verdict_table,  # every claim with its verdict
 }

@@ -151,12 +151,14 @@ def needles(
     seeds: Sequence[int] = (0,),
     n_tokens: int = 32,
     chunk: int = 1024,
+    kinds: Mapping[str, str] = ARMS,
     **settings: Any,
 ) -> pd.DataFrame:
     """Does a greedy answer hold what was hidden? One row a prompt (niah, one question), arm and budget.
 
     loaded: models.Loaded;  budgets: pages a KV head;  lengths: tokens of a prompt;  depths: where the needle is, from 0
-    to 1;  n_tokens: of the answer, at most;  chunk, settings: as for `prefilled`. A prompt is read once for all arms.
+    to 1;  n_tokens: of the answer, at most;  kinds: arms and their policies;  chunk, settings: as for `prefilled`. A
+    prompt is read once for all arms.
 
     arm, budget  "full" keeps everything (budget: nan) and says which prompts say anything of the others; the rest are
                  ARMS: "reversible"; "destructive", with as many pages; "destructive, wider", with as many bytes: a page
@@ -172,7 +174,7 @@ def needles(
         *start, last = prompt.tokens
         held = prefilled(model, start, chunk=chunk, **{"max_tokens": len(prompt.tokens) + n_tokens, **settings})
         own = {"length": length, "depth": depth, "seed": seed, "n_prompt": len(prompt.tokens), "answer": prompt.answer}
-        for arm, budget, cache, size in arms(held, budgets):
+        for arm, budget, cache, size in arms(held, budgets, kinds):
             text = tokenizer.decode(answer(model, cache, last, n_tokens, ends))
             full = text if arm == "full" else full
             row = {"arm": arm, "budget": budget, **size, **own, "text": text, "found": prompt.answer in text}
@@ -181,13 +183,16 @@ def needles(
     return pd.DataFrame(rows)
 
 
-def arms(held: ReversibleCache, budgets: Sequence[int]) -> Iterator[tuple[str, float, ReversibleCache, dict]]:
-    """Arm, budget, cache, and its size: the full cache, then ARMS at every budget, each made when it is its turn."""
+def arms(
+    held: ReversibleCache, budgets: Sequence[int], kinds: Mapping[str, str] = ARMS
+) -> Iterator[tuple[str, float, ReversibleCache, dict]]:
+    """Arm, budget, cache, and its size: the full cache, then `kinds` (arm -> policy) at every budget, each made when it
+    is its turn. A name that ends in "wider" has as many bytes as reversible, not as many pages."""
     digests, whole = held.tiers()["digests"], held.paged[0].n_closed
     page = sum(layer.n_rows * layer.reservoir.page_bytes for layer in held.paged)  # a page of every KV head
     yield "full", math.nan, held.again(**{**FULL, "budget": 1}), {"pages": whole, "bytes": whole * page}
-    for budget, (arm, policy) in itertools.product(budgets, ARMS.items()):
-        pages = budget + (digests // page if arm == "destructive, wider" else 0)
+    for budget, (arm, policy) in itertools.product(budgets, kinds.items()):
+        pages = budget + (digests // page if arm.endswith("wider") else 0)
         size = {"pages": pages, "bytes": pages * page + (digests if arm == "reversible" else 0)}
         yield arm, budget, held.again(policy=policy, budget=pages), size
 

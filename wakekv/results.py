@@ -1,0 +1,207 @@
+"""What the real cache costs, measured for a profile: made where it is missing or stale, and kept as JSON.
+
+OUT/measured/NAME.json holds one result and the key of what it depends on: what was asked, the code, the versions, the
+machine. A run that was stopped goes on with what is missing; remove the folder to measure again.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from wakekv.claims import hardware, write_json
+from wakekv.errors import lookup
+from wakekv.profiles import PROFILES, Profile
+from wakekv.sources import files_of
+
+CODE = "from wakekv import models, trials"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured. Lengths in tokens, budgets in pages per KV head.
+
+    length, seeds, budgets, n_tokens  the contest: prompts of each regime, and tokens fed to each cache
+    needle_*  the map of needles;  contexts: growth;  timed: the context of the split of a step
+    budget, steps  of what is timed;  exact: length of the text that is compared with a full cache
+    watched   tokens fed before and while one head is watched
+    """
+
+    length: int
+    seeds: tuple[int, ...]
+    regimes: tuple[str, ...]
+    budgets: tuple[int, ...]
+    n_tokens: int
+    needle_lengths: tuple[int, ...]
+    needle_depths: tuple[float, ...]
+    needle_seeds: tuple[int, ...]
+    needle_budgets: tuple[int, ...]
+    contexts: tuple[int, ...]
+    timed: int
+    budget: int
+    steps: int
+    exact: int
+    watched: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The measurements of one profile, each a method that returns what is kept or measures it now.
+
+    workers: processes for what is counted (the contest, the needles); what is only timed runs alone.
+    """
+
+    profile: Profile
+    out: Path
+    sizes: Sizes
+    workers: int = 1
+
+    def ten_steps(self) -> dict[str, dict]:
+        """twin -> `trials.watch` of one head, the same for both."""
+        asked = {"length": 800, "n_tokens": self.sizes.watched, "budget": 16, "wants": 8}
+        return self._one("ten_steps", "watch", asked)
+
+    def exactness(self) -> list[dict]:
+        """Rows of `trials.exactness`."""
+        return self._one("exactness", "exactness", {"length": self.sizes.exact})
+
+    def contest(self) -> list[dict]:
+        """Rows of `trials.contest`, all prompts."""
+        s = self.sizes
+        asked = {"length": s.length, "budgets": s.budgets, "n_tokens": s.n_tokens}
+        jobs = {
+            f"contest_{regime}_s{seed}": {"regime": regime, "seed": seed, **asked}
+            for regime in s.regimes
+            for seed in s.seeds
+        }
+        return sum(self._all("contest", jobs), [])
+
+    def parts(self) -> list[dict]:
+        """Rows of `system.measure`: ways to decide, one context."""
+        s = self.sizes
+        return self._one("parts", "parts", {"context": s.timed, "budget": s.budget, "steps": s.steps})
+
+    def needles(self) -> list[dict]:
+        """Rows of `quality.needles`, all lengths and depths."""
+        s = self.sizes
+        asked = {"seeds": s.needle_seeds, "budgets": s.needle_budgets}
+        jobs = {
+            f"needles_{length}_d{round(100 * depth):02d}": {"length": length, "depth": depth, **asked}
+            for length in s.needle_lengths
+            for depth in s.needle_depths
+        }
+        return sum(self._all("needles", jobs), [])
+
+    def growth(self) -> list[dict]:
+        """Rows of `system.measure`: some caches, all contexts."""
+        s = self.sizes
+        return self._one("growth", "growth", {"contexts": s.contexts, "budget": s.budget, "steps": s.steps})
+
+    @property
+    def about(self) -> str:
+        """What was measured on what, for the foot of a picture."""
+        return f"measured: {self.profile.model}, one thread of {hardware()}; slow tier: host memory"
+
+    def _one(self, name: str, kind: str, asked: Mapping) -> Any:
+        return self._all(kind, {name: asked})[0]
+
+    def _all(self, kind: str, jobs: Mapping[str, Mapping]) -> list:
+        """The results of several jobs of one kind, in order; those missing are measured, `workers` at a time."""
+        model = {"model": self.profile.model, "dtype": self.profile.dtype, "device": self.profile.device}
+        folder = self.out / "measured"
+        keys = {name: _key(kind, asked, model) for name, asked in jobs.items()}
+        missing = [name for name, key in keys.items() if _kept(folder / f"{name}.json", key) is None]
+        for name, result, seconds in _measured(kind, {name: jobs[name] for name in missing}, model, self.workers):
+            folder.mkdir(parents=True, exist_ok=True)
+            about = {"kind": kind, "asked": dict(jobs[name]), **model, "machine": hardware(), "seconds": seconds}
+            write_json(folder / f"{name}.json", {"key": keys[name], **about, "result": result})
+        return [_kept(folder / f"{name}.json", key) for name, key in keys.items()]
+
+
+def bench(profile: str, out: Path | str) -> Bench:
+    """The measurements of a profile, kept under `out`. InputError for an unknown profile."""
+    chosen = lookup(profile, PROFILES, "profile")
+    return Bench(chosen, Path(out), SIZES[profile], 1 if profile == "full" else chosen.workers)
+
+
+def _measured(kind: str, jobs: Mapping[str, Mapping], model: Mapping, workers: int) -> Iterator:
+    """(name, result, seconds) of each job, as they end."""
+    if min(workers, len(jobs)) <= 1:
+        for name, asked in jobs.items():
+            yield name, *_timed(kind, asked, model)
+        return
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread)
+    with pool:
+        running = {name: pool.submit(_timed, kind, asked, model) for name, asked in jobs.items()}
+        for name, future in running.items():
+            yield name, *future.result()
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _timed(kind: str, asked: Mapping, model: Mapping) -> tuple[Any, float]:
+    start = time.monotonic()
+    from wakekv.trials import TRIALS  # torch: only where something is measured
+
+    return TRIALS[kind](_loaded(**model), **asked), time.monotonic() - start
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: str, dtype: str, device: str):
+    import torch
+
+    from wakekv.models import load
+
+    torch.set_num_threads(1)
+    return load(model, dtype=dtype, device=device)
+
+
+@functools.cache
+def _code() -> dict[str, str]:
+    versions = {package: version(package) for package in ("torch", "transformers")}
+    return versions | files_of(ast.parse(CODE)) | {"machine": hardware()}
+
+
+def _key(kind: str, asked: Mapping, model: Mapping) -> str:
+    return hashlib.sha256(json.dumps([kind, asked, model, _code()], sort_keys=True).encode()).hexdigest()
+
+
+def _kept(path: Path, key: str) -> Any:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found["result"] if found["key"] == key else None
+    except (OSError, ValueError, KeyError):
+        return None  # none, or cut short: it is measured again
+
+
+SIZES = {
+    "smoke": Sizes(
+        length=800, seeds=(0,), regimes=("niah",), budgets=(8, 16), n_tokens=12,
+        needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(4,),
+        contexts=(128, 256), timed=256, budget=8, steps=6, exact=300, watched=16,
+    ),
+    "default": Sizes(
+        length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=64,
+        needle_lengths=(500, 1000, 2000), needle_depths=(0.1, 0.5, 0.9), needle_seeds=(0,), needle_budgets=(8, 32),
+        contexts=(1000, 2000, 4000), timed=2000, budget=64, steps=18, exact=800, watched=40,
+    ),
+    "full": Sizes(
+        length=5000, seeds=(0, 1, 2, 3, 4), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64, 128), n_tokens=128,
+        needle_lengths=(2000, 4000, 8000), needle_depths=(0.1, 0.3, 0.5, 0.7, 0.9), needle_seeds=(0, 1, 2),
+        needle_budgets=(8, 32, 128), contexts=(1000, 2000, 4000, 8000, 16000),
+        timed=8000, budget=64, steps=34, exact=2000, watched=40,
+    ),
+}  # fmt: skip

@@ -1,0 +1,150 @@
+"""The real cache on trial: exactness, and reversible against destructive at equal memory.
+
+Everything here runs a model. What is compared starts from one prefill and is fed the same tokens, so it differs in what
+stays and nothing else. Rows are plain, for JSON; those of `contest` hold seconds in the columns of TIMED only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from wakekv.errors import InputError
+from wakekv.prompts import Prompt, build
+from wakekv.quality import ARMS, arms, divergence, forced, needles, prefilled
+from wakekv.replay import replay
+from wakekv.system import sweep
+from wakekv.witness import watch
+
+KINDS = ARMS | {"snapkv, wider": "snapkv"}  # and a destructive one that chooses at prefill what it keeps
+TIMED = ("stall_s", "score_s", "attend_s", "settle_s")
+
+
+@torch.inference_mode()
+def exactness(
+    model: torch.nn.Module, tokens: Sequence[int], n_tokens: int = 24, chunks: Sequence[int] = (1024,), page: int = 16
+) -> list[dict[str, Any]]:
+    """A budget of every page against transformers' DynamicCache, a row a kernel and chunk of the prefill.
+
+    Over n_tokens of greedy text: largest_logit (absolute difference) and largest_share (the same as a share of the
+    largest logit), equal_bits, equal_text (the greedy text is the same), misses, n_pages.
+    """
+    ids, plain, logits = torch.tensor([list(tokens)], device=model.device), DynamicCache(config=model.config), []
+    logits.append(model(ids, past_key_values=plain, logits_to_keep=1).logits[0, -1].float().cpu())
+    while len(logits) <= n_tokens:
+        ids = logits[-1].argmax().view(1, 1).to(model.device)
+        logits.append(model(ids, past_key_values=plain).logits[0, -1].float().cpu())
+    greedy, truth = [int(x.argmax()) for x in logits[:-1]], torch.stack(logits[1:])
+    n_pages, rows = -(-(len(tokens) + n_tokens) // page), []
+    for chunk in chunks:
+        room = {"budget": n_pages, "page": page, "max_tokens": n_pages * page}
+        start = prefilled(model, tokens, chunk=chunk, **room)
+        for kernel in ("sdpa", "matmul"):
+            cache = start.again(kernel=kernel)
+            ours = forced(model, cache, greedy)
+            same = ours.argmax(-1)[:-1].tolist() == greedy[1:]
+            apart = float((ours - truth).abs().max())
+            row = {"kernel": kernel, "chunk": chunk, "largest_logit": apart}
+            row |= {
+                "largest_share": apart / float(truth.abs().max()),
+                "equal_bits": bool(torch.equal(ours, truth)),
+                "equal_text": same,
+                "n_tokens": n_tokens,
+            }
+            rows.append(row | {"misses": cache.books.misses, "n_pages": n_pages})
+    return rows
+
+
+def contest(
+    model: torch.nn.Module,
+    prompt: Prompt,
+    budgets: Iterable[int],
+    *,
+    n_tokens: int = 64,
+    chunk: int = 1024,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Reversible against destructive at equal memory on one scripted prompt: a row a budget and arm of KINDS.
+
+    Over n_tokens of the prompt's script, fed one by one: kl_mean, kl_p95, kl_worst against the full cache (nats a
+    token), agreement (share of tokens for which both have the same one on top); n_wants, misses, n_steps, fetched,
+    fetched_bytes, stall_steps; replay_differs (misses of the cache less those that `replay` counts of its recorded
+    wants); pages and bytes on the fast tier as in `quality.needles`, slots_bytes (what its slots really take), n_pages
+    of a KV head as decoding ends; and TIMED, in seconds over all steps.  settings: as for ReversibleCache.
+    InputError for a script that is too short, or budgets at which nothing would ever leave.
+    """
+    *text, last = prompt.tokens
+    if len(prompt.script or ()) < n_tokens:
+        raise InputError(f"a script of {len(prompt.script or ())} tokens is too short to feed {n_tokens}: ask for less")
+    tokens = [last, *prompt.script][:n_tokens]
+    page, budgets = settings.get("page", 16), list(budgets)
+    n_pages = (len(text) + n_tokens) // page
+    if max(budgets) >= n_pages:
+        raise InputError(f"budget {max(budgets)} keeps all {n_pages} pages, so nothing leaves: ask for less")
+    start = prefilled(model, text, chunk=chunk, **{"max_tokens": len(text) + n_tokens, **settings})
+    rows, full = [], None
+    for arm, budget, cache, size in arms(start, budgets, KINDS):
+        some = forced(model, cache, tokens)
+        if full is None:
+            full = some
+            continue
+        kl, books = divergence(full, some), cache.books
+        counted = replay(cache.demands()[0], cache.settings.policy, cache.steps.budget).misses[0]
+        row = {"regime": prompt.regime, "seed": prompt.seed, "n_prompt": len(prompt.tokens), "arm": arm}
+        row |= {"budget": budget, **size, "n_pages": n_pages, "n_tokens": n_tokens}
+        row |= {"kl_mean": float(kl.mean()), "kl_p95": float(np.quantile(kl, 0.95)), "kl_worst": float(kl.max())}
+        row |= {"agreement": float((full.argmax(-1) == some.argmax(-1)).float().mean())}
+        row |= {name: getattr(books, name) for name in ("n_steps", "n_wants", "misses", "fetched")}
+        row |= {name: getattr(books, name) for name in ("fetched_bytes", "stall_steps")}
+        row |= {"replay_differs": int(books.misses - counted), "slots_bytes": cache.tiers()["pages"]}
+        rows.append(row | {name: getattr(books, name) for name in TIMED})
+    return rows
+
+
+def _watch(loaded, length: int, n_tokens: int, budget: int, wants: int) -> dict:
+    *text, last = (prompt := build("niah", loaded.tokenizer, length=length)).tokens
+    tokens = [last, *prompt.script][:n_tokens]
+    start = prefilled(loaded.model, text, budget=budget, wants=wants, max_tokens=len(text) + len(tokens))
+    first = watch(loaded.model, start, tokens, policy=ARMS["reversible"])
+    twin = watch(loaded.model, start, tokens, head=first["head"], policy=ARMS["destructive"])
+    return {"reversible": first, "destructive": twin}
+
+
+def _exactness(loaded, length: int) -> list[dict]:
+    tokens = build("niah", loaded.tokenizer, length=length, scripted=False).tokens
+    return exactness(loaded.model, tokens, chunks=(len(tokens), 256))
+
+
+def _contest(loaded, regime: str, seed: int, length: int, budgets, n_tokens: int) -> list[dict]:
+    prompt = build(regime, loaded.tokenizer, seed=seed, length=length)
+    return contest(loaded.model, prompt, budgets, n_tokens=n_tokens, budget=1)
+
+
+def _parts(loaded, context: int, budget: int, steps: int) -> list[dict]:
+    lagged = [{"mode": "lagged", "every": every} for every in (1, 4, 16)]
+    caches = [{"policy": "reactive"}, *lagged, {"policy": "evict"}]
+    return sweep(loaded, caches, contexts=[context], steps=steps, budget=budget)
+
+
+def _needles(loaded, length: int, depth: float, seeds, budgets) -> list[dict]:
+    found = needles(loaded, budgets=budgets, lengths=[length], depths=[depth], seeds=seeds, n_tokens=24, kinds=KINDS)
+    return found.astype({"budget": object}).where(found.notna(), None).to_dict("records")
+
+
+def _growth(loaded, contexts, budget: int, steps: int) -> list[dict]:
+    caches = [{"policy": "reactive"}, {"mode": "lagged", "every": 4}, {"policy": "evict"}]
+    return sweep(loaded, caches, contexts=contexts, steps=steps, budget=budget)
+
+
+TRIALS: dict[str, Callable[..., Any]] = {  # kind -> (models.Loaded, what is asked) -> rows
+    "watch": _watch,
+    "exactness": _exactness,
+    "contest": _contest,
+    "parts": _parts,
+    "needles": _needles,
+    "growth": _growth,
+}
