@@ -79,7 +79,7 @@ def shown(tmp_path):
             "12_more": {"inputs": {}, "outputs": {"tables/12.csv": ""}},
         },
         "volatile": {
-            "02_churn": {"seconds_s": 754.0, "peak_bytes": 2_345_000_000},
+            "02_churn": {"seconds_s": 754.0, "peak_bytes": 2_345_000_000, "hardware": "another, 4 cores"},
             "12_more": {"seconds_s": 60.0, "peak_bytes": 1_000_000_000},
             "recordings": {"seconds_s": 1800.0, "logs": 37},
         },
@@ -104,7 +104,7 @@ def shown(tmp_path):
 def test_minutes_memory_and_verdicts_come_from_the_records(shown):
     row = next(line for line in PARTS["items"](shown).splitlines() if "Table 4" in line)
     assert "| 13 | 2.3 GB |" in row and "1, and 2 to read" in row and "1 direction holds" in row
-    assert "a machine, 2 cores" in row and "`02_table4.png`, [churn.csv](artifact/tables/churn.md)" in row
+    assert "another, 4 cores" in row and "`02_table4.png`, [churn.csv](artifact/tables/churn.md)" in row
     assert "37 recordings took 30 minutes, and its 2 notebooks took 14 minutes" in PARTS["run"](shown)
     claim = next(line for line in PARTS["claims"](shown).splitlines() if "0.757" in line)
     assert "| 0.63 | 0.757 [0.748, 0.767] | direction holds | simulated | smollm2-135m, n = 9 prompts |" in claim

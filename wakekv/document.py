@@ -107,7 +107,7 @@ def items(shown: Path) -> str:
             f"{', '.join(item.names)}: {item.about}" if item.names else item.about,
             f"`make reproduce ONLY={item.notebook[:2]}`",
             f"[{item.notebook[:2]}](artifact/notebooks/{item.notebook}.ipynb)" if item.notebook in books else "–",
-            _machine(record, shown) if cost else "–",
+            cost.get("hardware", _machine(record, shown)) if cost else "–",
             f"1, and {_reading(books[item.notebook])} to read" if item.notebook in books else "–",
             _minutes(cost["seconds_s"]) if "seconds_s" in cost else "–",
             f"{cost['peak_bytes'] / 1e9:.1f} GB" if "peak_bytes" in cost else "–",
@@ -152,8 +152,9 @@ def _link(name: str, shown: Path) -> str:
 
 def _machine(record: dict, shown: Path) -> str:
     """The machine of the reference run: from its record, or else from its verdicts."""
-    named = {row["hardware"] for row in table(shown) if row["hardware"]}
-    return str(record["volatile"].get("hardware") or " / ".join(sorted(named)) or "an unknown machine")
+    named = {cost["hardware"] for cost in record["volatile"].values() if "hardware" in cost}
+    named = named or {row["hardware"] for row in table(shown) if row["hardware"]}
+    return " / ".join(sorted(named)) or "an unknown machine"
 
 
 def _minutes(seconds: float) -> str:
