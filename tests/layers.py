@@ -14,9 +14,10 @@ PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
          "quality", "longbench", "system", "witness", "trials", "spotcheck"]  # fmt: skip
+ENGINE = ["vllm"]  # + vllm, where an engine runs: tests/engine
 RUN = ["claims", "artifact", "document", "sources", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "reviewing", "__main__"]  # fmt: skip
-RINGS = [CORE, PICTURES, METAL, RUN]
+RINGS = [CORE, PICTURES, METAL, ENGINE, RUN]
 ORDER = [name for ring in RINGS for name in ring]
 
 

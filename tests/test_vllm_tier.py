@@ -1,0 +1,249 @@
+"""The engine's fast tier without the engine: its rule is the simulator's, its bytes are the reservoir's, its scores are
+those of plain torch. (tests/engine holds it to the real engine.)"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from wakekv.errors import CacheError, InputError
+from wakekv.replay import replay
+from wakekv.residency import Residency
+from wakekv.vllm import kernels, steps
+from wakekv.vllm.settings import Settings
+from wakekv.vllm.tier import FastTier
+
+PAGE, KV, GROUP, D, LAYERS, BLOCKS = 16, 2, 3, 32, 2, 64
+
+
+class FakeEngine:
+    """Sequences whose keys, values and queries are drawn at random, their blocks scattered over the reservoir."""
+
+    def __init__(self, settings: Settings, dtype=torch.float32, sequences: int = 2, seed: int = 0):
+        self.rng = torch.Generator().manual_seed(seed)
+        self.layers = {f"layer{i}": torch.zeros(BLOCKS, KV, PAGE, 2 * D, dtype=dtype) for i in range(LAYERS)}
+        self.tier = FastTier(settings, self.layers, KV * GROUP, sequences, 24 * PAGE)
+        self.free = torch.randperm(BLOCKS, generator=self.rng).tolist()
+        self.length, self.blocks, self.drift = {}, {}, {}
+        self.seen: list = []
+
+    def random(self, *shape):
+        return torch.randn(*shape, generator=self.rng).to(self.layers["layer0"].dtype)
+
+    def write(self, name: str, n: int) -> None:
+        """n more tokens, in every layer."""
+        start = self.length.get(name, 0)
+        blocks = self.blocks.setdefault(name, [])
+        while len(blocks) * PAGE < start + n:
+            blocks.append(self.free.pop())
+        at = torch.arange(start, start + n)
+        block, offset = torch.tensor(blocks)[at // PAGE], at % PAGE
+        for i, cache in enumerate(self.layers.values()):
+            keys, values = self.random(n, KV, D), self.random(n, KV, D)
+            halves = cache.view(BLOCKS, KV, 2 * PAGE, D)
+            halves[block, :, offset], halves[block, :, PAGE + offset] = keys, values
+            self.tier.note_keys(i, keys, block * PAGE + offset)
+        self.length[name] = start + n
+
+    def step(self, names: list[str]) -> steps.Step:
+        """Each of these requests decodes a token, all together."""
+        positions = np.array([self.length[name] for name in names])
+        for name in names:
+            self.write(name, 1)
+        blocks = np.zeros((len(names), 24), np.int32)
+        for i, name in enumerate(names):
+            blocks[i, : len(self.blocks[name])] = self.blocks[name]
+        step = steps.plan(self.tier, names, positions, blocks)
+        for i in range(LAYERS):
+            move = torch.stack([self.drift.setdefault((name, i), self.random(KV * GROUP, D)) for name in names])
+            query = (0.9 * move + 0.45 * self.random(*move.shape)).to(move.dtype)  # what is read drifts slowly
+            for name, q in zip(names, query):
+                self.drift[name, i] = q
+            self.scores = steps.reference(self.tier, step, i, query, 1.0)
+            steps.decode(self.tier, step, i, query, lambda table, i=i: self.attend(step, i, table), 1.0)
+        return step
+
+    def attend(self, step: steps.Step, layer: int, table: torch.Tensor) -> None:
+        """What attention would read, checked: bytes of the reservoir, no page twice, the open one last."""
+        pool, cache = self.tier.pools[layer], list(self.layers.values())[layer]
+        for i in range(len(step.seqs)):
+            for h in range(KV):
+                row, n = step.seqs[i] * KV + h, int(step.held[i])
+                places = table[i * KV + h, : n + 1].long()
+                pages = [*self.tier.page_of[layer, row, :n].tolist(), int(step.closed[i])]
+                assert len(set(pages)) == n + 1 and min(pages) >= 0
+                blocks = torch.from_numpy(step.blocks[i, pages].astype(np.int64))
+                assert torch.equal(pool[places, 0], cache.view(BLOCKS, KV, 2 * PAGE, D)[blocks, h])
+                assert step.lengths[i * KV + h] == n * PAGE + self.length[step.names[i]] - step.closed[i] * PAGE
+                self.seen.append((step.names[i], layer, h, frozenset(pages[:-1])))
+
+
+def decoded(settings: Settings, n_steps: int = 70, dtype=torch.float32) -> FakeEngine:
+    engine = FakeEngine(settings, dtype)
+    engine.write("a", 10 * PAGE + 3)
+    engine.write("b", 5 * PAGE)
+    for _ in range(n_steps):
+        engine.step(["a", "b"])
+    return engine
+
+
+RULES = [
+    {"mode": "reactive", "every": 1, "timing": "exact"},
+    {"mode": "reactive", "every": 1, "timing": "lagged"},
+    {"mode": "reactive", "every": 5, "timing": "exact"},
+    {"mode": "reactive", "every": 16, "timing": "lagged"},
+    {"mode": "reactive", "every": 1, "timing": "exact", "wants": 2},
+    {"mode": "destructive", "every": 1, "timing": "exact"},
+    {"mode": "destructive", "every": 4, "timing": "lagged", "wants": 3},
+    {"mode": "flexicache", "every": 16, "timing": "lagged", "profile": (1, 2)},
+    {"mode": "flexicache", "every": 1, "timing": "lagged", "profile": (0,)},
+    {"mode": "flexicache", "every": 7, "timing": "lagged", "profile": (3,)},
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(str(x) for x in rule.values()))
+def test_its_wants_replayed_by_the_simulator_give_its_misses_and_fetches(rule):
+    settings = Settings(budget=4, record=True, **rule)
+    engine = decoded(settings)
+    found = [replay(engine.tier.demand(name), settings.policy, settings.budget) for name in ("a", "b")]
+    books = engine.tier.take_books()
+    assert books["misses"] == sum(int(x.misses.sum()) for x in found) > 0
+    assert books["fetched"] == sum(int(x.fetched.sum()) for x in found)
+    assert books["fetched_bytes"] == books["fetched"] * PAGE * 2 * D * 4
+    assert books["wants"] == sum(engine.tier.demand(name).n_wants for name in ("a", "b"))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(str(x) for x in rule.values()))
+def test_the_pages_it_leaves_are_those_the_rule_leaves(rule):
+    settings = Settings(budget=4, record=True, **rule)
+    engine = decoded(settings, 37)
+    tier = engine.tier
+    for name in ("a", "b"):
+        demand = tier.demand(name)
+        rule_says = Residency(demand, settings.policy, settings.budget)
+        for _ in range(demand.n_steps):
+            rule_says.step()
+        rows = slice(tier.sequences[name].slot * KV, (tier.sequences[name].slot + 1) * KV)
+        there = tier.where[:, rows, : demand.n_pages].reshape(LAYERS * KV, -1) >= 0
+        assert np.array_equal(there, rule_says.resident)
+
+
+def test_a_budget_of_all_pages_never_misses_and_reads_everything():
+    for mode in ("reactive", "destructive"):
+        engine = decoded(Settings(mode=mode, budget=24), 40)
+        assert engine.tier.take_books()["misses"] == 0
+        assert all(len(pages) in (10, 11, 12, 5, 6, 7) for *_, pages in engine.seen)
+
+
+def test_memory_is_bounded_by_the_budget_not_by_the_text():
+    small, large = (FakeEngine(Settings(budget=b)).tier.tiers()["pages"] for b in (2, 4))
+    page = 2 * PAGE * D * 4
+    assert small == LAYERS * 2 * KV * (2 + 1) * page and large == LAYERS * 2 * KV * (4 + 1) * page
+
+
+def test_what_a_request_held_is_free_once_it_is_released():
+    engine = FakeEngine(Settings(budget=3))
+    for name in ("a", "b", "c"):
+        engine.write(name, 4 * PAGE + 1)
+    engine.step(["a", "b"])
+    with pytest.raises(CacheError, match="more requests"):
+        engine.step(["c"])
+    engine.tier.release(["a", "nobody"])
+    engine.step(["c", "b"])
+    assert set(engine.tier.sequences) == {"b", "c"} and not engine.tier.free
+    engine.tier.release(["b", "c"])
+    assert len(engine.tier.free) == 2 and (engine.tier.where == -1).all() and (engine.tier.page_of == -1).all()
+
+
+def test_what_is_recorded_can_be_had_after_the_end_and_only_if_asked_for():
+    engine = FakeEngine(Settings(budget=3, record=True))
+    engine.write("a", 4 * PAGE)
+    engine.step(["a"])
+    engine.tier.release(["a"])
+    assert engine.tier.demand("a").n_steps == 1
+    with pytest.raises(CacheError, match="nothing is recorded of 'b'"):
+        engine.tier.demand("b")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_and_choice_equal_those_of_plain_torch(dtype):
+    rng = torch.Generator().manual_seed(1)
+    engine = FakeEngine(Settings(budget=4), dtype)
+    engine.write("a", 12 * PAGE)
+    blocks = np.array([engine.blocks["a"]], np.int32)
+    step = steps.Step(["a"], *[np.array([12])] * 9, None, None)
+    step.blocks = blocks
+    query = torch.randn(1, KV * GROUP, D, generator=rng).to(dtype)
+    expected = steps.reference(engine.tier, step, 1, query, 1.0)[0]
+    q = query[0].float().view(KV, GROUP, D)
+    for h in range(KV):
+        parts = torch.stack([q[h].clamp(min=0), q[h].clamp(max=0)], 1).contiguous().numpy()
+        got = np.empty(12, np.float32)
+        kernels.score_pages(parts, engine.tier.bounds[1], blocks[0], h, 12, got)
+        assert np.allclose(got, expected[h].numpy(), rtol=1e-5, atol=1e-4)
+        out = np.zeros(5, np.int32)
+        assert kernels.choose(got, 12, 5, np.empty(12, np.float32), out) == 5
+        assert out.tolist() == sorted(np.argsort(-got)[:5], key=lambda p: got[p])
+
+
+def test_ties_go_to_the_first_pages_in_their_order():
+    score, out = np.array([1.0, 3.0, 1.0, 1.0, 3.0], np.float32), np.zeros(3, np.int32)
+    assert kernels.choose(score, 5, 3, np.empty(5, np.float32), out) == 3
+    assert out.tolist() == [0, 1, 4]
+
+
+def test_bounds_are_those_of_the_keys_written_also_when_a_block_is_written_anew():
+    engine = FakeEngine(Settings(budget=4))
+    engine.write("a", 2 * PAGE)
+    engine.free.extend(engine.blocks.pop("a"))
+    engine.length.pop("a")
+    engine.write("b", PAGE)
+    keys = engine.layers["layer1"].view(BLOCKS, KV, 2 * PAGE, D)[engine.blocks["b"][0], :, :PAGE]
+    bounds = engine.tier.digests[1][engine.blocks["b"][0]]
+    assert torch.equal(bounds[:, 0], keys.amax(1)) and torch.equal(bounds[:, 1], keys.amin(1))
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        ({"mode": "reactve"}, "did you mean reactive"),
+        ({"budget": 0}, "budget counts from 1"),
+        ({"budgets": 4}, "did you mean budget"),
+        ({"every": 1.5}, "every counts from 1"),
+        ({"timing": "late"}, "exact or lagged"),
+        ({"page": 24}, "multiples of 16"),
+        ({"wants": 40, "budget": 4}, "more than the budget"),
+        ({"mode": "flexicache", "timing": "lagged"}, "needs the profile"),
+        ({"mode": "flexicache", "profile": [1]}, "timing='lagged'"),
+        ({"profile": [1]}, "for mode flexicache"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_line(asked, said):
+    with pytest.raises(InputError, match=said):
+        Settings.of(asked)
+
+
+def test_settings_come_from_the_environment_and_the_plugin_does_nothing_without(monkeypatch):
+    import wakekv.vllm
+
+    monkeypatch.delenv("WAKEKV_VLLM", raising=False)
+    assert Settings.from_environment() is None
+    assert wakekv.vllm.register() is None  # it would import the engine, which is not here
+    monkeypatch.setenv("WAKEKV_VLLM", "destructive")
+    assert Settings.from_environment().mode == "destructive"
+    asked = Settings(budget=9, every=4, record=True)
+    monkeypatch.setenv("WAKEKV_VLLM", asked.as_json())
+    assert Settings.from_environment() == asked
+    monkeypatch.setenv("WAKEKV_VLLM", "{reactive")
+    with pytest.raises(InputError, match="no JSON"):
+        Settings.from_environment()
+
+
+def test_a_profile_of_another_model_and_a_cache_in_another_type_are_refused():
+    with pytest.raises(InputError, match="names KV head 9"):
+        FakeEngine(Settings(mode="flexicache", timing="lagged", profile=(9,)))
+    with pytest.raises(InputError, match="bfloat16 or float32"):
+        FakeEngine(Settings(), torch.float16)
+    with pytest.raises(InputError, match="make them equal"):
+        FakeEngine(Settings(page=32))

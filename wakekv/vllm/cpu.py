@@ -1,0 +1,229 @@
+"""The plugin on a CPU: the reservoir is a memory-mapped file, attention the engine's own kernel over the pool.
+
+Passes of many tokens read the file through the page cache; requests that decode read it only to fetch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm import _custom_ops as ops
+from vllm import envs
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import _cached_get_attn_backend
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from wakekv.errors import InputError
+from wakekv.vllm.backend import Runner, Split, SplitBuilder, checked
+from wakekv.vllm.remote import Remote
+from wakekv.vllm.settings import Settings
+
+if TYPE_CHECKING:  # they bring numba, which the engine does not bear before its worker has started
+    from wakekv.vllm.steps import Step
+    from wakekv.vllm.tier import FastTier
+
+
+class Backend(CPUAttentionBackend):
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec=None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def get_impl_cls() -> type[Impl]:
+        return Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        return Builder
+
+
+@dataclass
+class Metadata(CPUAttentionMetadata):
+    wakekv: Split | None = None
+
+
+class Builder(SplitBuilder, CPUAttentionMetadataBuilder):
+    def bare(self, common: Any) -> Metadata:
+        """Metadata of a step in which all requests decode: the engine's kernel schedule is not needed."""
+        return Metadata(
+            common.num_actual_tokens, common.max_query_len, common.query_start_loc, common.max_seq_len,
+            common.seq_lens, common.block_table_tensor, common.slot_mapping, None,
+        )  # fmt: skip
+
+    def kernel_metadata(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """The kernel's schedule of rows as requests of one KV head each, and where their queries start."""
+        n = len(step.lengths)
+        starts = torch.arange(n + 1, dtype=torch.int32)
+        schedule = ops.cpu_attn_get_scheduler_metadata(
+            num_reqs=n,
+            num_heads=self.num_heads // self.num_kv_heads,
+            num_kv_heads=1,
+            head_dim=self.head_dim,
+            seq_lens=step.lengths,
+            dtype=self.dtype,
+            query_start_loc=starts,
+            causal=True,
+            sliding_window_size=-1,
+            isa=self.isa,
+            enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+        return schedule, starts
+
+
+class Impl(CPUAttentionBackendImpl):
+    tier: FastTier | None = None
+    decode: Callable[..., None] | None = None  # steps.decode on this tier
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        if self.tier is not None:
+            self.tier.note_keys(self.tier.names[layer.layer_name], key, slot_mapping)
+
+    def forward(
+        self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None
+    ) -> torch.Tensor:
+        split = getattr(attn_metadata, "wakekv", None)
+        if split is None:
+            return super().forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
+            )
+        if split.others is not None:
+            part = [x[split.others] for x in (query, key, value)]
+            out = output[split.others]  # a view of a slice, a copy of an index
+            super().forward(layer, *part, kv_cache, split.rest, out)
+            if not isinstance(split.others, slice):
+                output[split.others] = out
+        tier, mine = self.tier, query[split.decoding]
+        out = output[split.decoding]
+        index = tier.names[layer.layer_name]
+        keys, values = tier.pools[index].chunk(2, dim=2)
+        rows = len(mine) * tier.n_kv
+        asked = mine.reshape(rows, tier.group, tier.d)
+        answer = out.view(rows, tier.group, tier.d)
+        schedule, starts = split.kernel
+
+        def attend(table: torch.Tensor) -> None:
+            ops.cpu_attention_with_kv_cache(
+                query=asked,
+                key_cache=keys,
+                value_cache=values,
+                output=answer,
+                query_start_loc=starts,
+                seq_lens=split.step.lengths,
+                scale=self.scale,
+                causal=True,
+                alibi_slopes=None,
+                sliding_window=-1,
+                block_table=table,
+                softcap=self.logits_soft_cap,
+                scheduler_metadata=schedule,
+                s_aux=None,
+                kv_cache_dtype=self.kv_cache_dtype,
+            )
+
+        self.decode(split.step, index, mine, attend, self.scale)
+        if not isinstance(split.decoding, slice):
+            output[split.decoding] = out
+        return output
+
+
+class InFile(TorchFunctionMode):
+    """Within this block the engine's cache, one tensor of bytes, is allocated in a memory-mapped file without a name:
+    nothing is left behind when the engine goes."""
+
+    def __init__(self, folder: str | None):
+        super().__init__()
+        self.folder, self.made = folder or tempfile.gettempdir(), 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if (
+            function is torch.zeros
+            and kwargs.get("dtype") is torch.int8
+            and len(args) == 1
+            and isinstance(args[0], int)
+        ):
+            self.made += 1
+            return mapped(args[0], Path(self.folder))
+        return function(*args, **kwargs)
+
+
+def mapped(n: int, folder: Path) -> torch.Tensor:
+    """n bytes, zero, of a file in a folder. InputError if there is no room for it."""
+    try:
+        handle, name = tempfile.mkstemp(suffix=".pages", dir=folder)
+    except OSError as error:
+        raise InputError(
+            f"no file for pages can be made in {folder} ({error.strerror}): name another folder"
+        ) from error
+    try:
+        room = os.statvfs(folder)
+        if room.f_bavail * room.f_frsize < n:
+            raise InputError(f"{folder} has no room for a reservoir of {n / 2**30:.1f} GiB: name another folder")
+        os.ftruncate(handle, n)
+        return torch.from_file(name, shared=True, size=n, dtype=torch.int8)
+    finally:
+        os.close(handle)
+        os.unlink(name)
+
+
+class Worker(Remote, CPUWorker):
+    """The engine's worker, its cache in a file, and a fast tier in front of it."""
+
+    slow_tier = "memory-mapped file"
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        if self.use_v2_model_runner:
+            raise InputError("the plugin hooks into the engine's model runner V1: set VLLM_USE_V2_MODEL_RUNNER=0")
+        register_backend(AttentionBackendEnum.CPU_ATTN, "wakekv.vllm.cpu.Backend")
+        _cached_get_attn_backend.cache_clear()
+        try:
+            super().load_model(load_dummy_weights=load_dummy_weights)
+        finally:  # another engine in this process gets the engine's own
+            AttentionBackendEnum.CPU_ATTN.clear_override()
+            _cached_get_attn_backend.cache_clear()
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        from wakekv.vllm import steps
+        from wakekv.vllm.tier import FastTier
+
+        settings = Settings.from_environment()
+        config = self.vllm_config
+        layers = get_layers_from_vllm_config(config, Attention)
+        checked(layers, config.cache_config.cache_dtype)
+        with InFile(settings.folder) as where:
+            super().initialize_from_config(kv_cache_config)
+        if where.made != 1:
+            raise InputError("this engine allocates its cache in another way than the version this plugin is made for")
+        self.tier = FastTier(
+            settings,
+            {name: layer.kv_cache for name, layer in layers.items()},
+            next(iter(layers.values())).impl.num_heads,
+            config.scheduler_config.max_num_seqs,
+            config.model_config.max_model_len,
+        )
+        runner = Runner(self.model_runner)
+        for layer in layers.values():
+            layer.impl.tier, layer.impl.decode = self.tier, partial(steps.decode, self.tier)
+        for groups in self.model_runner.attn_groups:
+            for group in groups:
+                for builder in group.metadata_builders:
+                    builder.plan, builder.runner = partial(steps.plan, self.tier), runner

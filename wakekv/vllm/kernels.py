@@ -1,0 +1,365 @@
+"""The compiled loops of a decode step, one layer at a time: score pages, choose, plan what moves, move it.
+
+Rows are (sequence slot, KV head). Pages are numbered by their place in the text; `table[i, p]` is the block in the
+reservoir that holds page p of the i-th sequence, for all of its KV heads. 16-bit keys come as the uint16 of bfloat16.
+Arrays over layers have the layer first; they are
+  page_of int32 [layer, row, slot]    which page a slot holds (dense rows: which page is attended)
+  stamp   int64 [layer, row, slot]    who leaves first, the lowest
+  where   int32 [layer, row, page]    the page's slot, or -1
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+RESERVOIR, OPEN, SLOT = 0, 1, 2  # where a page to be moved comes from
+
+
+@intrinsic
+def _widened(typing_context, bits):
+    """uint16 -> float32: the value of a bfloat16."""
+
+    def generate(context, builder, signature, arguments):
+        word = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(word, ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+def wide(x):
+    """float32 of a key's element, stored as float32 or as the bits of a bfloat16."""
+    return x if x.dtype == np.float32 else (x.astype(np.uint32) << 16).view(np.float32)
+
+
+@overload(wide, inline="always")
+def _wide(x):
+    if isinstance(x, types.Float):
+        return lambda x: x
+    return lambda x: _widened(x)
+
+
+@njit(cache=True)
+def note_keys(keys, slots, page, digests):
+    """Keep each block's largest and smallest key: keys [token, KV head, d] go to places `slots` int64 [token] of the
+    cache (block * page + offset; negative: nowhere), digests [block, KV head, 2, d]. A page's first token starts it."""
+    n, heads, d = keys.shape
+    for t in range(n):
+        if slots[t] < 0:
+            continue
+        block, offset = slots[t] // page, slots[t] % page
+        for h in range(heads):
+            if offset == 0:
+                for j in range(d):
+                    digests[block, h, 0, j] = keys[t, h, j]
+                    digests[block, h, 1, j] = keys[t, h, j]
+                continue
+            for j in range(d):
+                x = keys[t, h, j]
+                if wide(x) > wide(digests[block, h, 0, j]):
+                    digests[block, h, 0, j] = x
+                if wide(x) < wide(digests[block, h, 1, j]):
+                    digests[block, h, 1, j] = x
+
+
+@njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, cache=True)
+def score_pages(parts, digests, blocks, head, n, out):
+    """out[p] for pages 0..n-1: the largest over the group of sum_d max(q kmax, q kmin), Quest's bound; parts float32
+    [group, 2, d] holds the positive and the negative part of each query. digests [block, KV head, 2, d]."""
+    group, _, d = parts.shape
+    for p in range(n):
+        block = blocks[p]
+        best, g = np.float32(-np.inf), 0
+        while g + 3 <= group:
+            a = np.float32(0)
+            b = np.float32(0)
+            c = np.float32(0)
+            for side in range(2):
+                for j in range(d):
+                    w = wide(digests[block, head, side, j])
+                    a += parts[g, side, j] * w
+                    b += parts[g + 1, side, j] * w
+                    c += parts[g + 2, side, j] * w
+            best, g = max(best, a, b, c), g + 3
+        while g < group:
+            a = np.float32(0)
+            for side in range(2):
+                for j in range(d):
+                    a += parts[g, side, j] * wide(digests[block, head, side, j])
+            best, g = max(best, a), g + 1
+        out[p] = best
+
+
+@njit(cache=True)
+def nth_largest(x, n, k):
+    """The k-th largest (from 1) of x[:n], which is put out of order."""
+    low, high, target = 0, n - 1, k - 1
+    while low < high:
+        pivot = x[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while x[i] > pivot:
+                i += 1
+            while x[j] < pivot:
+                j -= 1
+            if i <= j:
+                x[i], x[j] = x[j], x[i]
+                i, j = i + 1, j - 1
+        if target <= j:
+            high = j
+        elif target >= i:
+            low = i
+        else:
+            break
+    return x[target]
+
+
+@njit(cache=True)
+def choose(score, n, k, scratch, out):
+    """The k pages of highest score (ties: the first pages), by ascending score, ties by page; how many there are."""
+    k = min(k, n)
+    if k == 0:
+        return 0
+    scratch[:n] = score[:n]
+    bar, count, level = nth_largest(scratch, n, k), 0, 0
+    for p in range(n):
+        if score[p] > bar:
+            level += 1
+    level = k - level  # how many at the bar itself are still to be taken
+    for p in range(n):
+        if score[p] > bar or (score[p] == bar and level > 0):
+            if score[p] == bar:
+                level -= 1
+            at = count
+            while at > 0 and score[out[at - 1]] > score[p]:
+                out[at] = out[at - 1]
+                at -= 1
+            out[at] = p
+            count += 1
+    return k
+
+
+@njit(cache=True)
+def rank(
+    layer, seqs, tables, closed, newborn, base, queries, digests, k, budget, reversible, trims, dense,
+    page_of, stamp, where, scale, wants, n_wants, shares, moves, counts,
+):  # fmt: skip
+    """Rank the pages of some sequences in one layer and plan what moves.
+
+    seqs int64 [i]: slots of sequences; closed int64 [i]: pages to rank; newborn: the page that closes in this step, or
+    -1; base int64 [i]: the first stamp of this step's wants; queries float32 [i, head, d]; dense bool [KV head]
+    trims: FlexiCache's rule (what is resident afterwards is the newest page and the best wants), else recency's
+    Writes wants int32 [i, KV head, k] by ascending score, n_wants, shares float32 (of the softmax of bounds; where it
+    has room) and moves int64 [n, 5]: row, slot, page, source, block or slot it comes from. Adds wants, misses, fetches
+    to counts. Returns the number of moves.
+    """
+    heads = digests.shape[1]
+    group, d = queries.shape[1] // heads, queries.shape[2]
+    n_moves, slots = 0, page_of.shape[2]
+    parts = np.empty((group, 2, d), np.float32)
+    longest = 0
+    for i in range(len(seqs)):
+        longest = max(longest, closed[i])
+    score, scratch = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    stay, target = np.zeros(slots, np.bool_), np.empty(slots + 1, np.int32)
+    for i in range(len(seqs)):
+        n = closed[i]
+        for h in range(heads):
+            row = seqs[i] * heads + h
+            for g in range(group):
+                for j in range(d):
+                    q = queries[i, h * group + g, j]
+                    parts[g, 0, j] = max(q, np.float32(0))
+                    parts[g, 1, j] = min(q, np.float32(0))
+            score_pages(parts, digests, tables[i], h, n, score)
+            found = choose(score, n, k, scratch, wants[i, h])
+            n_wants[i, h] = found
+            counts[0] += found
+            if shares.shape[2] > 0 and n > 0:
+                top, total = score[wants[i, h, found - 1]], 0.0
+                for p in range(n):
+                    total += np.exp(scale * (score[p] - top))
+                for j in range(found):
+                    shares[i, h, j] = np.exp(scale * (score[wants[i, h, j]] - top)) / total
+            if trims:
+                newest = newborn[i] if newborn[i] >= 0 else n - 1
+                size, n_target = min(budget, newest + 1), 0
+                if newest >= 0:
+                    target[0], n_target = newest, 1
+                for j in range(found - 1, -1, -1):
+                    if n_target == size:
+                        break
+                    if wants[i, h, j] != newest:
+                        target[n_target], n_target = wants[i, h, j], n_target + 1
+                if dense[h]:
+                    for j in range(n_target):
+                        page_of[layer, row, j] = target[j]
+                    if newborn[i] >= 0:  # it has its own place, as all pages have
+                        where[layer, row, newest] = newest
+                        moves[n_moves, 0], moves[n_moves, 1], moves[n_moves, 2] = row, newest, newest
+                        moves[n_moves, 3], moves[n_moves, 4] = OPEN, 0
+                        n_moves += 1
+                    continue
+                for j in range(found):
+                    if where[layer, row, wants[i, h, j]] < 0:
+                        counts[1] += 1
+                n_moves = _arrange(
+                    layer, row, h, target, n_target, newborn[i], tables[i], heads,
+                    page_of, where, stay, moves, n_moves, counts,
+                )  # fmt: skip
+                continue
+            for j in range(found):
+                slot = where[layer, row, wants[i, h, j]]
+                if slot >= 0:
+                    stamp[layer, row, slot] = base[i] + j
+            held = min(budget, n)
+            for j in range(found):
+                page = wants[i, h, j]
+                if where[layer, row, page] >= 0:
+                    continue
+                counts[1] += 1
+                if not reversible:
+                    continue
+                slot = 0
+                for s in range(1, held):
+                    if stamp[layer, row, s] < stamp[layer, row, slot]:
+                        slot = s
+                where[layer, row, page_of[layer, row, slot]] = -1
+                page_of[layer, row, slot], where[layer, row, page], stamp[layer, row, slot] = page, slot, base[i] + j
+                moves[n_moves, 0], moves[n_moves, 1], moves[n_moves, 2] = row, slot, page
+                moves[n_moves, 3], moves[n_moves, 4] = RESERVOIR, tables[i, page] * heads + h
+                n_moves += 1
+                counts[2] += 1
+    return n_moves
+
+
+@njit(cache=True)
+def _arrange(layer, row, h, target, n_target, newborn, table, heads, page_of, where, stay, moves, n_moves, counts):
+    """Have exactly the target's pages in slots 0..n_target-1 of a row: those there stay, others fill the gaps."""
+    slots = page_of.shape[2]
+    stay[:] = False
+    for j in range(n_target):
+        slot = where[layer, row, target[j]]
+        if 0 <= slot < n_target:
+            stay[slot] = True
+    gap = 0
+    for j in range(n_target):
+        page = target[j]
+        slot = where[layer, row, page]
+        if 0 <= slot < n_target:
+            continue
+        while stay[gap]:
+            gap += 1
+        stay[gap] = True
+        moves[n_moves, 0], moves[n_moves, 1], moves[n_moves, 2] = row, gap, page
+        if page == newborn:
+            moves[n_moves, 3], moves[n_moves, 4] = OPEN, 0
+        elif slot >= 0:
+            moves[n_moves, 3], moves[n_moves, 4] = SLOT, slot
+        else:
+            moves[n_moves, 3], moves[n_moves, 4] = RESERVOIR, table[page] * heads + h
+            counts[2] += 1
+        n_moves += 1
+    for s in range(slots):
+        if page_of[layer, row, s] >= 0:
+            where[layer, row, page_of[layer, row, s]] = -1
+    first = n_moves
+    while first > 0 and moves[first - 1, 0] == row:
+        first -= 1
+    for m in range(first, n_moves):
+        page_of[layer, row, moves[m, 1]] = moves[m, 2]
+    for s in range(slots):
+        if s >= n_target:
+            page_of[layer, row, s] = -1
+        else:
+            where[layer, row, page_of[layer, row, s]] = s
+    return n_moves
+
+
+@njit(cache=True)
+def move(moves, n, first, open_at, reservoir, pool):
+    """Copy n pages, as opaque words, into the slots that `rank` planned: pool [place, word], reservoir [block * KV
+    heads + head, word]; first int64 [row]: the pool's first place of a row; open_at int64 [row]: its open page's."""
+    words = pool.shape[1]
+    for m in range(n):
+        row, to, source, place = moves[m, 0], moves[m, 1], moves[m, 3], moves[m, 4]
+        into = pool[first[row] + to]
+        if source == RESERVOIR:
+            for w in range(words):
+                into[w] = reservoir[place, w]
+        else:
+            at = open_at[row] if source == OPEN else first[row] + place
+            for w in range(words):
+                into[w] = pool[at, w]
+
+
+@njit(cache=True)
+def admit(layer, seq, table, n, held, dense, first, reservoir, pool, page_of, stamp, where):
+    """Fill a sequence's rows as decoding begins: dense rows get all of the n closed pages, in their order, the others
+    the last `held`, which is what recency keeps of a prompt. Returns the pages moved."""
+    heads, words, moved = len(dense), pool.shape[1], 0
+    for h in range(heads):
+        row = seq * heads + h
+        page_of[layer, row, :], stamp[layer, row, :], where[layer, row, :] = -1, -1, -1
+        for j in range(held):
+            page_of[layer, row, j] = n - held + j
+            stamp[layer, row, j] = n - held + j
+        for p in range(0 if dense[h] else n - held, n):
+            slot = p if dense[h] else p - (n - held)
+            where[layer, row, p] = slot
+            for w in range(words):
+                pool[first[row] + slot, w] = reservoir[table[p] * heads + h, w]
+            moved += 1
+    return moved
+
+
+@njit(cache=True)
+def copy_open(seqs, blocks, heads, open_at, reservoir, pool):
+    """The open page of each sequence, with the token just written, as the engine's cache has it."""
+    words = pool.shape[1]
+    for i in range(len(seqs)):
+        for h in range(heads):
+            into, out = open_at[seqs[i] * heads + h], blocks[i] * heads + h
+            for w in range(words):
+                pool[into, w] = reservoir[out, w]
+
+
+@njit(cache=True)
+def close(layer, seqs, pages, held, base, trims, dense, first, open_at, pool, page_of, stamp, where):
+    """The open page of these sequences is full and becomes page `pages` int64 [i]; held int64 [i]: slots in use. Under
+    recency it takes the slot of the lowest stamp if that is older than itself, base[i] + page; else a new slot."""
+    heads, words = len(dense), pool.shape[1]
+    for i in range(len(seqs)):
+        for h in range(heads):
+            row, page, slot = seqs[i] * heads + h, pages[i], held[i]
+            if where[layer, row, page] >= 0:  # a ranking in this same step has placed it
+                continue
+            if dense[h]:
+                page_of[layer, row, slot], slot = page, page
+            else:
+                if not trims and held[i] == page_of.shape[2]:
+                    slot = 0
+                    for s in range(1, held[i]):
+                        if stamp[layer, row, s] < stamp[layer, row, slot]:
+                            slot = s
+                    if stamp[layer, row, slot] >= base[i] + page:
+                        continue
+                    where[layer, row, page_of[layer, row, slot]] = -1
+                page_of[layer, row, slot], stamp[layer, row, slot] = page, base[i] + page
+            where[layer, row, page] = slot
+            for w in range(words):
+                pool[first[row] + slot, w] = pool[open_at[row], w]
+
+
+@njit(cache=True)
+def tables(layer, seqs, held, dense, first, open_at, page_of, out):
+    """out int32 [i * KV heads + h, slot]: where attention finds the pages of each row, the open one last."""
+    heads = len(dense)
+    for i in range(len(seqs)):
+        for h in range(heads):
+            row = seqs[i] * heads + h
+            for j in range(held[i]):
+                out[i * heads + h, j] = first[row] + (page_of[layer, row, j] if dense[h] else j)
+            out[i * heads + h, held[i]] = open_at[row]

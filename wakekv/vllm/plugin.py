@@ -1,0 +1,46 @@
+"""How the engine comes to use our worker: its platform's own check of a configuration, with ours before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from wakekv.errors import InputError
+from wakekv.vllm.settings import Settings
+
+WORKERS = {"cpu": "wakekv.vllm.cpu.Worker", "cuda": "wakekv.vllm.cuda.Worker"}
+
+
+def install() -> None:
+    """From now on this process's engines use the plugin, as long as the environment asks for it. Once is enough."""
+    platform = type(current_platform)
+    if getattr(platform, "wakekv", False):
+        return
+    theirs = platform.check_and_update_config
+
+    def check_and_update_config(vllm_config: Any) -> None:
+        settings = Settings.from_environment()
+        if settings is not None:
+            ask(vllm_config, settings, current_platform.device_type)
+        theirs(vllm_config)
+
+    platform.check_and_update_config = staticmethod(check_and_update_config)
+    platform.wakekv = True
+
+
+def ask(config: Any, settings: Settings, device: str) -> None:
+    """Our worker and our page size in a configuration. InputError for what the plugin does not handle."""
+    if device not in WORKERS:
+        raise InputError(f"the plugin runs on {' and '.join(WORKERS)}, not on {device}")
+    parallel, cache = config.parallel_config, config.cache_config
+    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+        raise InputError("the plugin runs on one device: leave tensor and pipeline parallelism at 1")
+    if config.speculative_config is not None:
+        raise InputError("speculative decoding is not handled: leave it off")
+    if cache.user_specified_block_size and cache.block_size != settings.page:
+        raise InputError(f"block_size={cache.block_size} is not the page of {settings.page} tokens: make them equal")
+    cache.block_size, cache.user_specified_block_size = settings.page, True
+    if parallel.worker_cls not in ("auto", WORKERS[device]):
+        raise InputError(f"the worker {parallel.worker_cls} is not the plugin's: leave worker_cls out")
+    parallel.worker_cls = WORKERS[device]

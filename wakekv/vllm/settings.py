@@ -1,0 +1,120 @@
+"""What the engine's cache can be asked to be. Needs neither torch nor the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from wakekv.errors import InputError, lookup
+
+if TYPE_CHECKING:
+    from wakekv.policies import Policy
+
+VARIABLE = "WAKEKV_VLLM"  # the environment's way to ask: a mode, or settings as JSON
+MODES = {"reactive": "reactive", "destructive": "evict", "flexicache": "flexicache"}  # by whose policy, in POLICIES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of the plugin; InputError for those that do not fit.
+
+    mode      "reactive": pages that leave come back when wanted; "destructive": they do not; "flexicache": a profiled
+              quarter of the KV heads has every page resident, the others what each ranking chooses
+    budget    pages per KV head on the fast tier, beside the open page (flexicache: and beside those that came to be
+              since the last ranking)
+    every     decode steps between rankings, R
+    timing    "exact": rank, fetch, attend; "lagged": attend, rank, fetch for the next step (as the paper's section 5.2)
+    wants     pages a KV head wants in a ranking; by default budget - 1, so that the page just closed has room, and the
+              budget in flexicache mode, whose rule always chooses that page itself
+    page      tokens a page: the engine's block_size, which must be the same
+    folder    where the reservoir's memory-mapped file lies (CPU); None: the system's folder for temporary files
+    profile   flexicache: the KV heads (layer * KV heads + head) that keep every page
+    record    keep what is wanted, so that the simulator can replay it
+    """
+
+    mode: Literal["reactive", "destructive", "flexicache"] = "reactive"
+    budget: int = 32
+    every: int = 1
+    timing: Literal["exact", "lagged"] = "exact"
+    wants: int | None = None
+    page: int = 16
+    folder: str | None = None
+    profile: tuple[int, ...] = field(default=(), repr=False)
+    record: bool = False
+
+    def __post_init__(self):
+        lookup(self.mode, MODES, "mode")
+        if self.timing not in ("exact", "lagged"):
+            raise InputError(f"timing must be exact or lagged, not {self.timing!r}")
+        for name in ("budget", "every", "page", "wants"):
+            value = getattr(self, name)
+            if name == "wants" and value is None:
+                continue
+            if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+                raise InputError(f"{name} counts from 1 and must be a whole number, not {value!r}")
+        if self.page % 16:
+            raise InputError(f"page={self.page}: the engine's kernels take multiples of 16 tokens")
+        object.__setattr__(self, "profile", tuple(self.profile))
+        if self.mode == "flexicache":
+            if self.timing != "lagged":
+                raise InputError("flexicache ranks after it attends: ask for timing='lagged'")
+            if not self.profile:
+                raise InputError("flexicache needs the profile of a calibration: wakekv.serving.profiled makes one")
+            if self.wants not in (None, self.budget):
+                raise InputError("flexicache chooses its budget whole: leave wants out")
+        elif self.profile:
+            raise InputError(f"a profile is for mode flexicache, not {self.mode}")
+        if self.wants is not None and self.wants > self.budget:
+            raise InputError(f"wants={self.wants} is more than the budget of {self.budget} pages can hold")
+
+    @property
+    def policy(self) -> Policy:
+        """The simulator's policy by whose rule pages move here."""
+        from wakekv.policies import POLICIES  # they bring numba, and the engine must have started before that
+
+        rule = POLICIES[MODES[self.mode]]
+        return rule.but(every=self.every, profile=self.profile) if self.mode == "flexicache" else rule
+
+    @property
+    def n_wants(self) -> int:
+        if self.wants is not None:
+            return self.wants
+        return self.budget if self.mode == "flexicache" else max(1, self.budget - 1)
+
+    @property
+    def n_slots(self) -> int:
+        """Slots a KV head: the budget, and in flexicache mode the pages that come to be between two rankings."""
+        return self.budget + (-(-self.every // self.page) + 1 if self.mode == "flexicache" else 0)
+
+    def but(self, **changes: Any) -> Settings:
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> Settings:
+        """From names and values. InputError for a name that is none."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        for name in asked:
+            lookup(name, known, "setting")
+        return cls(**asked)
+
+    @classmethod
+    def from_environment(cls) -> Settings | None:
+        """What the variable asks for; None if it is not set or empty."""
+        text = os.environ.get(VARIABLE, "").strip()
+        if not text:
+            return None
+        if not text.startswith("{"):
+            return cls.of({"mode": text})
+        try:
+            return cls.of(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{VARIABLE} holds no JSON ({error}): give a mode such as reactive, or an object"
+            ) from None
+
+    def as_json(self) -> str:
+        return json.dumps({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})

@@ -1,0 +1,217 @@
+"""The fast tier of an engine: a pool of B pages a KV head, digests of every page, tables, and the books.
+
+The engine's own cache is the reservoir: its block tables say where each page's exact bytes lie, and it lies outside the
+fast tier (cpu.py, cuda.py). Nothing here depends on the engine; backend.py brings the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from wakekv.demand import Demand
+from wakekv.errors import CacheError, InputError
+from wakekv.vllm import kernels
+from wakekv.vllm.settings import Settings
+
+
+@dataclass
+class Books:
+    """Sums over sequences, layers and KV heads since they were last taken.
+
+    steps           decode steps (of the engine);  tokens: of sequences
+    wants, misses, fetched: pages;  fetched_bytes;  stall_s: seconds in which a step waited for pages
+    score_s, attend_s, place_s: seconds of ranking, of attention, of open and closed pages
+    admitted, admitted_bytes: pages moved in as decoding began;  admit_s: how long that took
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    wants: int = 0
+    misses: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    stall_s: float = 0.0
+    score_s: float = 0.0
+    attend_s: float = 0.0
+    place_s: float = 0.0
+    admitted: int = 0
+    admitted_bytes: int = 0
+    admit_s: float = 0.0
+
+
+@dataclass
+class Sequence:
+    """A request that decodes. slot: its place in the tables; prompt_pages: closed as decoding began; step: decode steps
+    begun; held: slots in use as the next step begins. With a record: pages closed by step, wants by step and layer."""
+
+    name: str
+    slot: int
+    prompt_pages: int
+    step: int = 0
+    held: int = 0
+    closed: dict[int, int] = field(default_factory=dict)
+    first: dict[int, np.ndarray] = field(default_factory=dict)
+    wants: list[dict[int, tuple]] = field(default_factory=list)
+
+
+class FastTier:
+    """layers  the engine's cache, [block, KV head, page, 2 d] of each layer: the reservoir
+    n_heads query heads;  n_sequences: that decode at a time, at most;  n_tokens: of a sequence, at most
+    """
+
+    def __init__(
+        self, settings: Settings, layers: dict[str, torch.Tensor], n_heads: int, n_sequences: int, n_tokens: int
+    ):
+        self.settings, self.names = settings, {name: i for i, name in enumerate(layers)}
+        first = next(iter(layers.values()))
+        blocks, self.n_kv, page, double = first.shape
+        self.d, self.group, self.dtype = double // 2, n_heads // self.n_kv, first.dtype
+        if page != settings.page:
+            raise InputError(
+                f"the engine's blocks have {page} tokens, the settings' pages {settings.page}: make them equal"
+            )
+        if self.dtype not in (torch.float32, torch.bfloat16):
+            raise InputError(f"a cache of {self.dtype} has no kernels here: run the engine in bfloat16 or float32")
+        n_layers, self.n_pages = len(layers), -(-n_tokens // page)
+        self.budget = min(settings.budget, self.n_pages)
+        slots = self.n_slots = min(settings.n_slots, self.n_pages + 1) if self.trims else self.budget
+        self.dense = np.zeros((n_layers, self.n_kv), bool)
+        if settings.profile:
+            if max(settings.profile) >= self.dense.size:
+                raise InputError(
+                    f"the profile names KV head {max(settings.profile)} and this model has {self.dense.size}: "
+                    "calibrate on it"
+                )
+            self.dense.flat[list(settings.profile)] = True
+        rows = n_sequences * self.n_kv
+        width = np.where(self.dense, self.n_pages, slots) + 1  # places of a row: its slots and the open page
+        ends = np.cumsum(np.tile(width, (1, n_sequences)), axis=1)
+        self.open_at, self.first = ends - 1, ends - np.tile(width, (1, n_sequences))
+        self.pools = [torch.zeros(int(n), 1, 2 * page, self.d, dtype=self.dtype) for n in ends[:, -1]]
+        self.reservoirs = [_words(x, blocks * self.n_kv) for x in layers.values()]
+        self.pool_words = [_words(x, len(x)) for x in self.pools]
+        self.digests = torch.zeros(n_layers, blocks, self.n_kv, 2, self.d, dtype=self.dtype)
+        self.bounds = bits(self.digests)
+        self.page_of = np.full((n_layers, rows, slots), -1, np.int32)
+        self.stamp = np.full((n_layers, rows, slots), -1, np.int64)
+        self.where = np.full((n_layers, rows, self.n_pages + 1), -1, np.int32)
+        most = n_sequences * self.n_kv
+        self.found = np.zeros((n_sequences, self.n_kv), np.int64)
+        self.wants = np.zeros((n_sequences, self.n_kv, 0), np.int32)
+        self.change(settings)
+        self.moves = np.zeros((most * (slots + 1), 5), np.int64)
+        self.counts = np.zeros(3, np.int64)
+        self.page_bytes = self.pool_words[0].shape[1] * 8
+        self.books, self.free, self.sequences = Books(), list(range(n_sequences))[::-1], {}
+        self.finished: dict[str, Sequence] = {}
+
+    def change(self, settings: Settings) -> None:
+        """Other settings, of those that leave the memory as it is; nothing decodes."""
+        self.settings = settings
+        self.n_wants = min(settings.n_wants, self.n_pages)
+        n, heads, _ = self.wants.shape
+        self.wants = np.zeros((n, heads, self.n_wants), np.int32)
+        self.shares = np.zeros((n, heads, self.n_wants if settings.record else 0), np.float32)
+
+    @property
+    def trims(self) -> bool:
+        """FlexiCache's rule rather than recency's."""
+        return self.settings.mode == "flexicache"
+
+    def begin(self, name: str, position: int) -> tuple[Sequence, bool]:
+        """The sequence of a request that decodes the token at `position`, and whether that is its first."""
+        sequence = self.sequences.get(name)
+        if sequence is not None:
+            return sequence, False
+        if not self.free:
+            raise CacheError("more requests decode at a time than the engine said it would take")
+        sequence = self.sequences[name] = Sequence(name, self.free.pop(), position // self.settings.page)
+        sequence.held = min(self.budget, sequence.prompt_pages)
+        return sequence, True
+
+    def release(self, names) -> None:
+        """These requests have ended, were cancelled or are preempted: their pages on the fast tier are free."""
+        for name in names:
+            sequence = self.sequences.pop(name, None)
+            if sequence is None:
+                continue
+            self.free.append(sequence.slot)
+            rows = slice(sequence.slot * self.n_kv, (sequence.slot + 1) * self.n_kv)
+            self.page_of[:, rows], self.stamp[:, rows], self.where[:, rows] = -1, -1, -1
+            if self.settings.record:
+                self.finished[name] = sequence
+
+    def take_books(self) -> dict[str, float]:
+        """The books, which start again from nothing."""
+        books, self.books = self.books, Books()
+        books.wants, books.misses, books.fetched = (int(x) for x in self.counts)
+        books.fetched_bytes = books.fetched * self.page_bytes
+        self.counts[:] = 0
+        return dict(vars(books))
+
+    def tiers(self) -> dict[str, int]:
+        """Bytes: on the fast tier pools, digests and tables; slow: the reservoir, all of the engine's own cache."""
+        tables = (self.page_of, self.stamp, self.where)
+        return {
+            "pages": sum(x.numel() * x.element_size() for x in self.pools),
+            "digests": self.digests.numel() * self.digests.element_size(),
+            "tables": sum(x.nbytes for x in tables),
+            "slow": sum(x.nbytes for x in self.reservoirs),
+        }
+
+    def demand(self, name: str) -> Demand:
+        """What a finished (or running) request wanted, for the simulator. CacheError if it was not recorded."""
+        sequence = self.finished.get(name) or self.sequences.get(name)
+        if sequence is None or not sequence.wants:
+            raise CacheError(f"nothing is recorded of {name!r}: ask for record=True, and let it decode")
+        n_layers, steps = len(self.names), len(sequence.wants)
+        counts = np.zeros((n_layers * self.n_kv, steps), np.int64)
+        pages, weights = [[] for _ in counts], [[] for _ in counts]
+        for t, step in enumerate(sequence.wants):
+            for layer, (wants, found, shares) in step.items():
+                for h, n in enumerate(found):
+                    head = layer * self.n_kv + h
+                    counts[head, t] = n
+                    pages[head].append(wants[h, :n])
+                    weights[head].append(shares[h, :n])
+        ends = np.cumsum(counts).reshape(counts.shape)
+        starts = np.concatenate([[0], ends[:-1, -1]])[:, None]
+        n_pages = sequence.prompt_pages + len(sequence.closed)
+        created = np.full(n_pages, -1, np.int32)
+        for page, step in sequence.closed.items():
+            created[page] = step
+        rows = None
+        if sequence.first:  # the order in which the first ranking, as decoding began, had the pages
+            rows = np.zeros((len(counts), 1, n_pages), np.float32)
+            for layer, (wants, found) in sequence.first.items():
+                for h, n in enumerate(found):
+                    rows[layer * self.n_kv + h, 0, wants[h, :n]] = np.arange(1, n + 1)
+        return Demand(
+            ptr=np.concatenate([starts, ends], axis=1),
+            page=np.concatenate([x for head in pages for x in head] or [np.zeros(0, np.int32)]),
+            weight=np.concatenate([x for head in weights for x in head] or [np.zeros(0, np.float32)]),
+            created=created,
+            layer=np.repeat(np.arange(n_layers, dtype=np.int32), self.n_kv),
+            first_touch="warm",
+            prompt_rows=rows,
+            unit="kv_head",
+            page_tokens=self.settings.page,
+        )
+
+    def note_keys(self, layer: int, keys: torch.Tensor, slots: torch.Tensor) -> None:
+        """Keys [token, KV head, d] are being written to `slots` int64 [token]: keep their pages' bounds."""
+        n = min(len(keys), len(slots))
+        kernels.note_keys(bits(keys[:n]), slots[:n].numpy(), self.settings.page, self.bounds[layer])
+
+
+def bits(x: torch.Tensor) -> np.ndarray:
+    """The same memory for the kernels: float32, or the uint16 of bfloat16."""
+    return x.numpy() if x.dtype == torch.float32 else x.view(torch.uint16).numpy()
+
+
+def _words(x: torch.Tensor, n: int) -> np.ndarray:
+    """A view as n pages of opaque 8-byte words, [n, word]."""
+    return x.view(torch.int64).view(n, -1).numpy()
