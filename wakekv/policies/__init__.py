@@ -14,7 +14,7 @@ from .hetero import HeteroCache
 from .ledger import Ledger
 from .offload import ArkVale, FlexiCache, Frozen, HeadInfer, InfiniGen, Quest, ShadowKV
 from .policy import Policy
-from .pooled import Pooled
+from .pooled import Commons, Pooled
 from .roles import DuoAttention, HeadKV, MoA, RazorAttention
 
 __all__ = ["POLICIES", "Ledger", "Policy"]
@@ -32,6 +32,7 @@ POLICIES: dict[str, Policy] = {
     "decayed-reads": Frequency(keep=0.6),
     # one budget for all heads: ours
     "pooled": Pooled(),
+    "commons": Commons(),
     # heads have roles, settled offline
     "duoattention": DuoAttention(),
     "razorattention": RazorAttention(),

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from .. import kernels
 from ..demand import Demand
 from ..errors import InputError
 
@@ -41,14 +42,14 @@ class Ledger:
         self.page_tokens = demand.page_tokens
         self.prompt_rows, self.key_means = demand.prompt_rows, demand.key_means
         self.reads = np.zeros(shape, np.int64)
-        self.recency = np.full(shape, UNKNOWN, np.int64)
+        self._recency, self._turned = np.full(shape, UNKNOWN, np.int64), 0
         self.known = np.zeros(shape, bool)
         self.born = np.full(shape, -1, np.int32)
         self._item = np.arange(demand.n_pages) * demand.n_heads + np.arange(demand.n_heads)[:, None]
         self._stamps = 2 * self._item.size  # stamps a step may use: births first, then wants
         if not self.by_want:
             self.known[:] = demand.created < 0
-            self.recency[self.known] = self._item[self.known]
+            self._recency[self.known] = self._item[self.known]
         self._next = demand.next_use[1].copy() if future else None
         self._running: dict[Hashable, tuple] = {}
 
@@ -72,27 +73,37 @@ class Ledger:
         else:
             births[:] = demand.created == t
         stamp = (t + 1) * self._stamps
-        self.recency = np.where(births, stamp + self._item, self.recency)
-        self.recency[heads, pages] = stamp + self._item.size + demand.turn(self._scope, heads, entries, t)
+        self._recency = np.where(births, stamp + self._item, self._recency)
+        self._recency[heads, pages] = stamp + self._item.size + demand.turn(self._scope, heads, entries, t)
         self.known |= births
         self.born[births] = t
         self.reads[heads, pages] += 1
+        self._turned = t + 1
         if self._next is not None:
             self._next[heads, pages] = demand.next_use[0][entries]
         return heads, entries, births, excused
 
     def advance(self, stop: int, count, *counting) -> None:
         """Steps up to `stop` at once, with the misses counted on the way by `count`, a kernel of kernels.py."""
-        demand, empty = self._demand, np.zeros(0, np.int64)
+        demand, pooled = self._demand, self._scope != "head"
         count(
-            self.step + 1, stop, demand.ptr, demand.page, demand.weight,
-            empty if self._scope == "head" else demand.order,
+            self.step + 1, stop, demand.ptr, demand.page, demand.weight, pooled,
             *demand.births, self.by_want, demand.first_touch == "cold", self._stamps,
             np.zeros(0, np.int32) if self._next is None else demand.next_use[0],
-            self.reads, self.recency, self.known, self.born,
+            self.reads, self._recency, self.known, self.born,
             np.zeros((0, 0), np.int32) if self._next is None else self._next, *counting,
         )  # fmt: skip
         self.step = stop - 1
+        if not pooled:
+            self._turned = stop
+
+    @property
+    def recency(self) -> np.ndarray:
+        if self._turned <= self.step:  # the order among all heads is worked out when it is asked for
+            demand, bits = self._demand, self._demand.weight.view(np.uint32)
+            kernels.stamp(self._turned, self.step + 1, demand.ptr, demand.page, bits, self._stamps, self._recency)
+            self._turned = self.step + 1
+        return self._recency
 
     @property
     def last_read(self) -> np.ndarray:
@@ -129,6 +140,15 @@ class Ledger:
         n = -(-tokens // self.page_tokens)
         pages[np.flatnonzero(self.created <= self.step)[-n:]] = True
         return pages
+
+    def wants(self, at: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(heads, pages, weights) of the wants of a step, the present one unless named: head by head, each head's in
+        canonical order, the lightest first. InputError for a step that is yet to come."""
+        at = self.step if at is None else at
+        if at > self.step:
+            raise InputError(f"step {at} is yet to come: the last one seen is {self.step}")
+        heads, entries = self._demand.at(at)
+        return heads, self._demand.page[entries], self._demand.weight[entries]
 
     def recent(self, steps: int, how: str = "sum", at: int | None = None) -> np.ndarray:
         """float32 [head, page]: weight read in the last `steps` steps, as their "sum" or their "max".
