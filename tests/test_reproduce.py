@@ -11,7 +11,8 @@ import pytest
 from filelock import FileLock
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from wakekv import notebooks
+from wakekv import notebooks, recordings
+from wakekv import reproduce as reproduction
 from wakekv.claims import ROOT
 from wakekv.errors import InputError
 from wakekv.notebooks import NotebookError, parameters, read, run
@@ -125,7 +126,7 @@ def stopped_at_the_first_run(folder, out, monkeypatch, **options) -> list[str]:
         patch.setattr(notebooks, "run", stop)
         with pytest.raises(NotebookError, match="stopped"):
             reproduce("smoke", out, folder=folder, only=["00"], say=said.append, **options)
-    return said
+    return [line.partition("; took")[0] for line in said]
 
 
 @pytest.mark.parametrize(
@@ -268,3 +269,53 @@ def test_a_profile_names_each_log_once(profile):
     names = [log.name for log in profile.logs]
     assert len(set(names)) == len(names) and all(os.sep not in name and " " not in name for name in names)
     assert profile.model in {log.model for log in profile.logs}
+
+
+def test_a_file_of_artifact_that_a_notebook_names_is_one_of_its_inputs(tmp_path, monkeypatch):
+    own = "artifact/examples/own_policy.py"
+    source = read(book(tmp_path, "00_x", f"print(open('{own}').read())"))
+    given = {"profile": "smoke", "out": str(tmp_path)}
+    before = reproduction._inputs(source, given, tmp_path, PROFILES["smoke"])
+    assert own in before and own in reproduction._inputs(
+        read(ROOT / "notebooks" / "05_matched.ipynb"), given, tmp_path, PROFILES["smoke"]
+    )
+    monkeypatch.setattr(reproduction, "_sha256", lambda path: "changed" if path.name == "own_policy.py" else "")
+    after = reproduction._inputs(source, given, tmp_path, PROFILES["smoke"])
+    assert "own_policy.py changed" in reproduction._stale(
+        {"inputs": before | {own: "was"}, "outputs": {}}, before, tmp_path
+    )
+    assert after[own] != before[own]
+
+
+@pytest.mark.parametrize(
+    "spent, done, total, expected, said",
+    [
+        (10, 0, 8, None, ""),
+        (20, 2, 8, None, "about 60 s left"),
+        (20, 2, 8, 65.0, "about 45 s left"),
+        (70, 7, 8, 65.0, "not long now"),
+    ],
+)
+def test_progress_says_how_long_it_will_still_take(spent, done, total, expected, said):
+    assert said in notebooks._left(spent, done, total, expected)
+    assert said or not notebooks._left(spent, done, total, expected)
+
+
+def test_what_a_notebook_took_before_is_what_it_is_expected_to_take(finished):
+    _, out, _ = finished
+    record = json.loads((out / "run.json").read_text())
+    assert reproduction._expected("00_table", record) == record["volatile"]["00_table"]["seconds_s"]
+    assert reproduction._expected("99_new", record) is None
+
+
+def test_what_recording_took_is_added_up(tmp_path, monkeypatch):
+    def two_logs(profile, out, say):
+        say("[1/2] a recorded in 3 s")
+        say("[2/2] b recorded in 3 s")
+
+    monkeypatch.setattr(recordings, "record_all", two_logs)
+    record = {"volatile": {}}
+    for logs in (2, 4):
+        reproduction._record(PROFILES["smoke"], tmp_path, record, lambda text: None)
+        assert record["volatile"]["recordings"]["logs"] == logs
+    assert json.loads((tmp_path / "run.json").read_text()) == record

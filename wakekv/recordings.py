@@ -115,7 +115,9 @@ def _record(missing: list[Log], out: Path | str, profile: Profile, workers: int,
         while waiting:
             ended, waiting = wait(waiting, timeout=30, return_when=FIRST_COMPLETED)
             if not ended:
-                say(f"recording for {duration(time.monotonic() - start)}, {n_done} of {len(missing)} logs done")
+                spent = time.monotonic() - start
+                left = f"; about {duration(max(0, spent * (total / done - 1)))} left" if n_done else ""
+                say(f"recording for {duration(spent)}, {n_done} of {len(missing)} logs done{left}")
             for future in ended:
                 log, error = running[future], future.exception()
                 n_done, done = n_done + 1, done + _work(log)
