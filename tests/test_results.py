@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from wakekv import results, trials
+from wakekv.compare import load_rules
 from wakekv.errors import InputError
 from wakekv.profiles import PROFILES
 from wakekv.results import SIZES, Bench, bench
@@ -69,6 +70,16 @@ def test_every_profile_says_how_much_is_measured():
     assert bench("smoke", "x").sizes == SIZES["smoke"]
     with pytest.raises(InputError, match="unknown profile"):
         bench("smoek", "x")
+
+
+def test_comparing_two_runs_judges_what_was_counted_and_not_what_was_timed():
+    rules = load_rules()
+
+    def judged(file: str) -> bool:
+        return next(rule for rule in rules if rule.fits(file, "estimate")).judged
+
+    assert judged("tables/06_equal_memory.csv") and judged("figures/06_needles.csv")
+    assert not judged("tables/06_stalls_timed.csv") and not judged("figures/06_growth_timed.csv")
 
 
 @pytest.mark.model

@@ -45,6 +45,8 @@ ITEMS = (
     Item(("Figure 2",), "miss rate against memory", "04_policies", ("figures/04_figure2.png",)),
     Item(("Table 1", "§5"), "how often reactive misses no more", "05_matched",
          ("tables/05_table1.csv", "figures/05_margins.png")),
+    Item(("§5.2, its open end",), "reversible against destructive by stall time", "06_reversible_cache",
+         ("figures/06_equal_memory.png", "figures/06_stall_price_timed.png", "tables/06_equal_memory.csv")),
     Item(("Table 2", "§5.2"), "throughput and quality", "07_real_system", ()),
     Item(("Table 3",), "the sweep", "05_matched", ("tables/05_table3.csv", "tables/04_sweep.csv")),
     Item(("all",), "every claim", "10_claims", ("figures/10_claims.png", "tables/10_claims.csv")),

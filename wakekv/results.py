@@ -34,7 +34,7 @@ class Sizes:
 
     length, seeds, budgets, n_tokens  the contest: prompts of each regime, and tokens fed to each cache
     needle_*  the map of needles;  contexts: growth;  timed: the context of the split of a step
-    budget, steps  of what is timed;  exact: length of the text that is compared with a full cache
+    budget, steps  of what is timed;  exact, greedy: tokens of a prompt, and after it, compared with a full cache
     watched   tokens fed before and while one head is watched
     """
 
@@ -47,11 +47,13 @@ class Sizes:
     needle_depths: tuple[float, ...]
     needle_seeds: tuple[int, ...]
     needle_budgets: tuple[int, ...]
+    needle_tokens: int
     contexts: tuple[int, ...]
     timed: int
     budget: int
     steps: int
     exact: int
+    greedy: int
     watched: int
 
 
@@ -74,7 +76,7 @@ class Bench:
 
     def exactness(self) -> list[dict]:
         """Rows of `trials.exactness`."""
-        return self._one("exactness", "exactness", {"length": self.sizes.exact})
+        return self._one("exactness", "exactness", {"length": self.sizes.exact, "n_tokens": self.sizes.greedy})
 
     def contest(self) -> list[dict]:
         """Rows of `trials.contest`, all prompts."""
@@ -95,7 +97,7 @@ class Bench:
     def needles(self) -> list[dict]:
         """Rows of `quality.needles`, all lengths and depths."""
         s = self.sizes
-        asked = {"seeds": s.needle_seeds, "budgets": s.needle_budgets}
+        asked = {"seeds": s.needle_seeds, "budgets": s.needle_budgets, "n_tokens": s.needle_tokens}
         jobs = {
             f"needles_{length}_d{round(100 * depth):02d}": {"length": length, "depth": depth, **asked}
             for length in s.needle_lengths
@@ -189,19 +191,20 @@ def _kept(path: Path, key: str) -> Any:
 
 SIZES = {
     "smoke": Sizes(
-        length=800, seeds=(0,), regimes=("niah",), budgets=(8, 16), n_tokens=12,
-        needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(4,),
-        contexts=(128, 256), timed=256, budget=8, steps=6, exact=300, watched=16,
+        length=800, seeds=(0,), regimes=("niah",), budgets=(8, 16), n_tokens=6,
+        needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(8,), needle_tokens=12,
+        contexts=(128, 256), timed=256, budget=8, steps=5, exact=300, greedy=8, watched=14,
     ),
     "default": Sizes(
         length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=64,
-        needle_lengths=(500, 1000, 2000), needle_depths=(0.1, 0.5, 0.9), needle_seeds=(0,), needle_budgets=(8, 32),
-        contexts=(1000, 2000, 4000), timed=2000, budget=64, steps=18, exact=800, watched=40,
+        needle_lengths=(1000, 2000), needle_depths=(0.1, 0.5, 0.9), needle_seeds=(0,), needle_budgets=(8, 32),
+        needle_tokens=24, contexts=(1000, 2000, 4000), timed=2000, budget=64, steps=18,
+        exact=800, greedy=24, watched=40,
     ),
     "full": Sizes(
         length=5000, seeds=(0, 1, 2, 3, 4), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64, 128), n_tokens=128,
         needle_lengths=(2000, 4000, 8000), needle_depths=(0.1, 0.3, 0.5, 0.7, 0.9), needle_seeds=(0, 1, 2),
-        needle_budgets=(8, 32, 128), contexts=(1000, 2000, 4000, 8000, 16000),
-        timed=8000, budget=64, steps=34, exact=2000, watched=40,
+        needle_budgets=(8, 32, 128), needle_tokens=32, contexts=(1000, 2000, 4000, 8000, 16000),
+        timed=8000, budget=64, steps=34, exact=2000, greedy=64, watched=40,
     ),
 }  # fmt: skip

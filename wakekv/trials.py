@@ -114,9 +114,9 @@ def _watch(loaded, length: int, n_tokens: int, budget: int, wants: int) -> dict:
     return {"reversible": first, "destructive": twin}
 
 
-def _exactness(loaded, length: int) -> list[dict]:
+def _exactness(loaded, length: int, n_tokens: int) -> list[dict]:
     tokens = build("niah", loaded.tokenizer, length=length, scripted=False).tokens
-    return exactness(loaded.model, tokens, chunks=(len(tokens), 256))
+    return exactness(loaded.model, tokens, n_tokens, chunks=(len(tokens), 256))
 
 
 def _contest(loaded, regime: str, seed: int, length: int, budgets, n_tokens: int) -> list[dict]:
@@ -130,8 +130,10 @@ def _parts(loaded, context: int, budget: int, steps: int) -> list[dict]:
     return sweep(loaded, caches, contexts=[context], steps=steps, budget=budget)
 
 
-def _needles(loaded, length: int, depth: float, seeds, budgets) -> list[dict]:
-    found = needles(loaded, budgets=budgets, lengths=[length], depths=[depth], seeds=seeds, n_tokens=24, kinds=KINDS)
+def _needles(loaded, length: int, depth: float, seeds, budgets, n_tokens: int) -> list[dict]:
+    found = needles(
+        loaded, budgets=budgets, lengths=[length], depths=[depth], seeds=seeds, n_tokens=n_tokens, kinds=KINDS
+    )
     return found.astype({"budget": object}).where(found.notna(), None).to_dict("records")
 
 
