@@ -147,7 +147,7 @@ def test_a_killed_worker_is_named(tmp_path):
 def test_record_all_records_only_what_is_missing(tiny, tmp_path, monkeypatch):
     ensure(LOG, tmp_path, progress=False)
     asked: list[str] = []
-    monkeypatch.setattr(recordings, "_prefetch", lambda models: None)
+    monkeypatch.setattr(recordings, "_prefetch", lambda models, say: None)
     monkeypatch.setattr(
         recordings, "_record", lambda missing, *_: [ensure(log, tmp_path, progress=False) for log in missing]
     )

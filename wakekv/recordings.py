@@ -84,7 +84,7 @@ def record_all(
         say(
             f"{len(wanted)} logs: {len(wanted) - len(missing)} are there, {len(missing)} to record, {workers} at a time"
         )
-        _prefetch({log.model for log in missing})
+        _prefetch({log.model for log in missing}, say)
         _record(missing, out, profile, workers, say)
     return logs(out, profile, regime=regime, model=model)
 
@@ -155,11 +155,14 @@ def _one_thread() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _prefetch(models: set[str]) -> None:
+def _prefetch(models: set[str], say) -> None:
     """Fetch models here, before the workers start, so that a failure is told once and at once."""
-    from wakekv.models import fetch
+    from wakekv.models import describe, fetch
 
+    absent = {row["name"]: row["size"] for row in describe() if not row["cached"]}
     for model in sorted(models):
+        if model in absent:
+            say(f"fetching {model}, {absent[model]}: once, and kept for later runs")
         fetch(model)
 
 
