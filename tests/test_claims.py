@@ -195,3 +195,32 @@ def test_a_pointer_into_nothing_is_named():
 
 def test_hardware_names_cores():
     assert re.search(r"\d+ cores", hardware())
+
+
+PRINTED = {  # every result that the paper's text states as a number, and a claim about it
+    "1.34–2.33×": "throughput-every-r", "95–99 %": "quality-range", "0.08–0.20": "signal-precision",
+    "0.41–0.70": "signal-recall", "never beats": "ensemble-no-better", "0.53–0.62": "markers-cot",
+    "4–5×": "markers-over-signals", "Zero markers": "markers-niah", "+9.7": "burst-z", "54 %": "coarse-trigger",
+    "0.055": "frozen-example", "0.405": "frozen-example", "7×": "frozen-example", "56k": "frozen-example",
+    "0.632": "evict-exception", "0.624": "evict-exception", "0.078": "rkv-example", "0.132": "rkv-example",
+    "28k": "rkv-example", "17/17": "frozen-17-of-17", "3 of 20": "dropped-3-of-20", "19/20": "evict-19-of-20",
+    "32/32": "cited-32-of-32", "several times": "cited-memory", "1.34×": "throughput-r1", "97.4 %": "quality-r1",
+    "2.33×": "throughput-r16", "above 95 %": "quality-floor", "that same 2.33×": "zero-dense-heads",
+    "one PCIe transfer": "one-fetch-a-miss", "none is both": "none-both", "three models": "heads-change",
+    "not reliably anticipate": "signals-unreliable",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said, claim", PRINTED.items())
+def test_every_number_of_the_papers_text_has_a_claim(said, claim):
+    assert said in DECLARED[claim].sentence
+
+
+def test_every_row_of_the_papers_tables_of_measurements_has_its_claims():
+    sources = " ".join(claim.source for claim in DECLARED.values()).split()
+    for row, line in enumerate(published("table4_churn")):
+        for column in line.keys() & {"adjacent_jaccard", "unstable_fraction", "drift_fraction"}:
+            assert f"table4_churn.{row}.{column}" in sources
+    for row in range(1, len(published("table2_system.rows"))):  # row 0 is what the others are compared with
+        for column in ("speedup", "longbench_pct"):
+            assert f"table2_system.rows.{row}.{column}" in sources
