@@ -22,8 +22,9 @@ from wakekv.errors import InputError, lookup
 from wakekv.learn import part_of
 from wakekv.policies import POLICIES, Policy
 from wakekv.policies.history import Faded, Rhythm, Twice
+from wakekv.replay import replay
 from wakekv.simulate import curves
-from wakekv.trace import open_trace
+from wakekv.trace import Trace, open_trace
 
 PAPER, OURS, RANGE = "reactive", "commons", (16, 64)  # pages a head, both ends: the range of the goal
 GOAL = 0.7  # of the way from the paper's rule to the optimum
@@ -86,26 +87,27 @@ class Counted:
         return f"{self.model} / {self.regime}"
 
 
-def count(path: Path | str, unit: str, rules: Mapping[str, Policy] = RULES, slow: Sequence[int] = ()) -> Counted:
+def count(log: Trace | Path | str, unit: str, rules: Mapping[str, Policy] = RULES, slow: Sequence[int] = ()) -> Counted:
     """A log under the paper's rule and others, at every budget; those with a floor at the budgets `slow` only."""
-    trace = open_trace(path)
+    trace = _opened(log)
     wants = demand(trace, unit)
     found = {PAPER: curves(wants, POLICIES[PAPER])}
     for name, rule in rules.items():
         if name != PAPER:
             at = [b for b in slow if b <= wants.n_pages] if rule.floor and rule.scope != "head" else None
             found[name] = curves(wants, rule, at)
-    model, regime, seed = (
-        *(trace.manifest[a][b] for a, b in (("model", "name"), ("prompt", "regime"))),
-        trace.manifest["prompt"]["seed"],
-    )
+    prompt = trace.manifest["prompt"]
     return Counted(
-        model, regime, seed, part_of(trace), unit,
+        trace.manifest["model"]["name"], prompt["regime"], prompt["seed"], part_of(trace), unit,
         wants.ptr[:, -1] - wants.ptr[:, 0], wants.layer,
         {name: _everywhere(one.budgets, one.misses, wants.n_pages) for name, one in found.items()},
         {name: _everywhere(one.budgets, one.mean_pages, wants.n_pages) for name, one in found.items()},
         found[PAPER].head_misses.astype(np.int32),
     )  # fmt: skip
+
+
+def _opened(log: Trace | Path | str) -> Trace:
+    return log if isinstance(log, Trace) else open_trace(log)
 
 
 def _everywhere(budgets: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
@@ -236,3 +238,36 @@ def pick(cases: Sequence[Counted], unit: str, part: str = "heldout") -> list[Cou
     """Those of a unit and part, first come first."""
     lookup(unit, dict.fromkeys(UNITS), "head unit")
     return [case for case in cases if case.unit == unit and case.part == part]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Where a pool's memory is: pages int32 [head, step], resident as each step ends, at one total budget."""
+
+    model: str
+    regime: str
+    unit: str
+    budget: int
+    layer: np.ndarray
+    pages: np.ndarray
+
+    def by_layer(self) -> np.ndarray:
+        """float [layer, step]: pages a head."""
+        layers, of = np.unique(self.layer, return_inverse=True)
+        total = np.zeros((len(layers), self.pages.shape[1]))
+        np.add.at(total, of, self.pages)
+        return total / np.bincount(of)[:, None]
+
+    def moved(self) -> float:
+        """Share of the pool that is elsewhere than its own mean over time would have it, mean over steps."""
+        mean = self.pages.mean(1, keepdims=True)
+        return float((np.abs(self.pages - mean).sum(0) / 2 / np.maximum(self.pages.sum(0), 1)).mean())
+
+
+def follow(log: Trace | Path | str, budget: int, unit: str = "kv_head", rule: Policy | None = None) -> Flow:
+    """Replay a pooled rule (commons unless given) step by step, and note what each head holds."""
+    trace = _opened(log)
+    wants, held = demand(trace, unit), []
+    replay(wants, rule or POLICIES[OURS], budget, on_step=lambda step, resident, missed: held.append(resident.sum(1)))
+    own = trace.manifest["model"]["name"], trace.manifest["prompt"]["regime"]
+    return Flow(*own, unit, budget, wants.layer, np.array(held, np.int32).T)

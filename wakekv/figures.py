@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wakekv import measured, twins
+from wakekv import gained, measured, twins
+from wakekv.drawing.beyond import gap_closed, pool_map
 from wakekv.drawing.cache import cost_growth, equal_memory, needle_map, stall_price, step_parts, ten_steps
 from wakekv.drawing.churn import drift_settings, head_pages, spells, table_4, wakers
 from wakekv.drawing.claims import claims_beside, verdict_table
@@ -24,10 +25,10 @@ from wakekv.tables import Table, logs, sweep, variants
 
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
-    "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "equal_memory", "figure_1a",
-    "forest", "head_pages", "headline", "leads", "logs", "margins", "mechanism", "mirage", "miss_curves",
-    "miss_map", "needle_map", "needle_scores", "one_head", "prefetch_yield", "sensitivity", "seven", "spells",
-    "stall_price", "step_parts", "sweep", "systems", "table_4", "ten_steps", "token_markers", "variants",
+    "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "equal_memory", "figure_1a", "forest",
+    "gap_closed", "head_pages", "headline", "leads", "logs", "margins", "mechanism", "mirage", "miss_curves",
+    "miss_map", "needle_map", "needle_scores", "one_head", "pool_map", "prefetch_yield", "sensitivity", "seven",
+    "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "ten_steps", "token_markers", "variants",
     "verdict_table", "wakers",
 ]  # fmt: skip
 
@@ -57,6 +58,8 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "step_parts": step_parts,  # where the time of a step goes
     "needle_map": needle_map,  # needles found, with and without return
     "cost_growth": cost_growth,  # time and memory as the context grows
+    "gap_closed": gap_closed,  # one budget for all heads, on the way to the optimum
+    "pool_map": pool_map,  # where its memory is
     "claims_beside": claims_beside,  # every claim, published and ours
 }
 TABLES: dict[str, Callable[..., Table]] = {
@@ -79,5 +82,10 @@ TABLES: dict[str, Callable[..., Table]] = {
     "needles_found": twins.found,  # with and without return
     "stalls": twins.stalls,  # and what return costs in time
     "cache_costs": twins.costs,  # a step by context and cache
+    "beyond": gained.beyond,  # one budget for all heads against a budget each
+    "goal": gained.goal,  # how much of the way to the optimum, over every budget
+    "tried": gained.tried,  # every order that was tried
+    "chance": gained.chance,  # what luck keeps from any order
+    "where": gained.where,  # where a pool's memory is
     "verdict_table": verdict_table,  # every claim with its verdict
 }

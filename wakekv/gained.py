@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from wakekv import stats
-from wakekv.beyond import GOAL, OURS, PAPER, RANGE, Counted, floor_of, gap, groups, splits
+from wakekv.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, floor_of, gap, groups, splits
 from wakekv.demand import Demand
 from wakekv.policies import POLICIES, Policy
 from wakekv.simulate import curves
@@ -180,3 +180,28 @@ def chance(logs: Mapping[str, tuple[Demand, Policy]], budgets: Sequence[int]) ->
     shown = shown.map("{:.0%}".format)
     shown.columns = [f"B = {b}" for b in shown.columns]
     return Table(numbers, shown.reset_index())
+
+
+def where(flows: Sequence[Flow]) -> Table:
+    """What a pool does with its memory: the most and the least that a layer or head holds (mean over steps, pages a
+    head), what share lies elsewhere than its own mean over time, and elsewhere than another regime's mean."""
+    rows = []
+    for flow in flows:
+        held, layers = flow.pages.mean(1), flow.by_layer().mean(1)
+        row = {"model": flow.model, "regime": flow.regime, "unit": flow.unit, "budget": flow.budget}
+        row |= {"head_least": held.min(), "head_most": held.max(), "layer_least": layers.min()}
+        row |= {"layer_most": layers.max(), "most_in_layer": int(np.unique(flow.layer)[layers.argmax()])}
+        row |= {"in_top_quarter": np.sort(held)[-max(1, len(held) // 4) :].sum() / held.sum(), "moved": flow.moved()}
+        others = [o for o in flows if o.model == flow.model and o.regime != flow.regime]
+        apart = [np.abs(held / held.sum() - o.pages.mean(1) / o.pages.mean(1).sum()).sum() / 2 for o in others]
+        rows.append(row | {"apart": float(np.mean(apart)) if apart else np.nan})
+    numbers = pd.DataFrame(rows)
+    shown = numbers[["model", "regime", "unit", "budget"]].astype(str)
+    for what in ("head", "layer"):
+        pairs = zip(numbers[f"{what}_least"], numbers[f"{what}_most"])
+        shown[f"pages a head, by {what}"] = [f"{least:.1f} to {most:.1f}" for least, most in pairs]
+    shown["fullest layer"] = numbers["most_in_layer"].astype(str)
+    shown["held by the fullest quarter of heads"] = numbers["in_top_quarter"].map("{:.0%}".format)
+    shown["elsewhere than its mean over time"] = numbers["moved"].map("{:.0%}".format)
+    apart = numbers["apart"].map("{:.0%}".format)
+    return Table(numbers, shown.assign(**{"elsewhere than another regime's mean": apart.replace("nan%", "")}))

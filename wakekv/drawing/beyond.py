@@ -1,0 +1,122 @@
+"""Beyond the paper's rule: how far towards the optimum one budget for all heads goes, and where its memory is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from wakekv.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, gap, groups, pick, splits
+from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, Picture, canvas, styled
+from wakekv.drawing.pooled import colours_of
+from wakekv.errors import InputError
+from wakekv.gained import SPLITS
+
+LINES = {
+    OURS: {"color": ORANGE, "label": "commons"},
+    "pooled": {"color": GREEN, "label": "pooled (reads, untuned)"},
+    "own": {"color": BLUE, "linestyle": "--", "label": SPLITS["own"]},
+    "other_regime": {"color": SKY, "linestyle": "--", "label": SPLITS["other_regime"]},
+}
+
+
+@styled
+def gap_closed(
+    cases: Sequence[Counted], part: str = "heldout", within: tuple[int, int] = RANGE, resamples: int = 1000
+) -> Picture:
+    """How much of the way from reactive to the optimum of the same scope each rule goes, against the total budget.
+
+    A row a head unit, a column a model and regime; bands: 95 % over prompts; dotted: the goal. Where the paper's rule
+    misses hardly more than the optimum (a gap below 0.001 of the wants) nothing is drawn: there is nothing to close.
+    """
+    if not any(case.part == part for case in cases):
+        raise InputError(f"no {part} prompt to draw: count logs of prompts that the split says are {part}")
+    units = list(dict.fromkeys(case.unit for case in cases))
+    names = list(dict.fromkeys(case.name for case in cases if case.part == part))
+    n = {name: sum(case.name == name for case in pick(cases, units[0], part)) for name in names}
+    figure = canvas(max(5, 1 + 1.75 * len(names)), 1.1 + 1.8 * len(units), f"{part} prompts, simulated")
+    grid = figure.subplots(len(units), len(names), squeeze=False, sharex="col", sharey=True)
+    drawn = []
+    for (model, regime, of, unit), group in groups(cases).items():
+        if of == part:
+            axes = grid[units.index(unit), names.index(f"{model} / {regime}")]
+            others = [case for case in cases if case.part and case.model == model]
+            drawn.append(_lines(axes, group, others, within, resamples))
+    for axes, name in zip(grid[0], names):
+        axes.set_title(f"{name.replace(' / ', chr(10))}, {n[name]} prompts")
+    for axes, unit in zip(grid[:, 0], units):
+        axes.set_ylabel(f"of the way, {unit.replace('_', ' ')}s")
+        axes.set_ylim(-0.6, 1.02)
+    for axes in grid[-1]:
+        axes.set_xlabel("budget B, pages a head")
+    handles = [Line2D([], [], **style) for style in LINES.values()]
+    handles.append(Line2D([], [], color=BLACK, linestyle=":", label=f"goal, {GOAL:.0%}"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=7)
+    says = (
+        f"Share of the gap between reactive and the optimum that pooled budgets and fixed splits close, {part} prompts"
+    )
+    return Picture(figure, pd.concat(drawn, ignore_index=True), says)
+
+
+def _lines(axes, group: Sequence[Counted], others: Sequence[Counted], within, resamples: int) -> pd.DataFrame:
+    axes.axhline(GOAL, color=BLACK, linestyle=":", linewidth=0.8)
+    axes.axhline(0, color=GREY, linewidth=0.6)
+    first = group[0]
+    budgets = np.arange(within[0], min(within[1], min(case.n_pages for case in group)) + 1)
+    paper, best = (sum(case.misses[name] for case in group) for name in (PAPER, "optimum"))
+    budgets = [b for b in budgets if paper[b - 1] - best[b - 1] >= 0.001 * sum(case.wants.sum() for case in group)]
+    at = budgets[:: max(1, len(budgets) // 12)]
+    rows = []
+    for rule in (OURS, "pooled"):
+        found = [gap(group, rule, b, resamples=resamples)[2] for b in at]
+        rows += [{"policy": rule, "budget": b, **one.row()} for b, one in zip(at, found)]
+        axes.plot(at, [one.value for one in found], **LINES[rule])
+        axes.fill_between(at, [f.lo for f in found], [f.hi for f in found], color=LINES[rule]["color"], alpha=0.2, lw=0)
+    same = [case for case in others if case.unit == first.unit]
+    table = splits(same, at)
+    table = (
+        table[(table["regime"] == first.regime) & (table["part"] == first.part)]
+        .groupby("budget")
+        .sum(numeric_only=True)
+    )
+    for kind in ("own", "other_regime"):
+        if len(table) and (kind == "own" or len({case.regime for case in same}) > 1):
+            closed = [(paper[b - 1] - table.loc[b, kind]) / (paper[b - 1] - best[b - 1]) for b in at]
+            rows += [{"policy": SPLITS[kind], "budget": b, "estimate": c, "n": len(group)} for b, c in zip(at, closed)]
+            axes.plot(at, closed, **LINES[kind], linewidth=1)
+    table = pd.DataFrame(rows, columns=["policy", "budget", "estimate", "lo", "hi", "n"])
+    return table.assign(model=first.model, regime=first.regime, split=first.part, unit=first.unit)
+
+
+@styled
+def pool_map(flows: Sequence[Flow]) -> Picture:
+    """Where the pool's memory is: pages a head, layer by layer (up) and step by step (across), a panel a log; on the
+    right the mean over steps. The dashed line is what each head would have if all had the same."""
+    if not flows:
+        raise InputError("nothing to draw: follow a pooled rule through a log first")
+    figure = canvas(9, 3.1, f"{flows[0].model}, {flows[0].unit.replace('_', ' ')}s, B = {flows[0].budget}, simulated")
+    grid = figure.subplots(1, len(flows) + 1, width_ratios=[3] * len(flows) + [2], sharey=True)
+    top, colour = max(flow.by_layer().max() for flow in flows), colours_of(flow.regime for flow in flows)
+    rows = []
+    for axes, flow in zip(grid, flows):
+        held, layers = flow.by_layer(), np.unique(flow.layer)
+        image = axes.imshow(held, aspect="auto", origin="lower", cmap="cividis", vmin=0, vmax=top,
+                            extent=(0, held.shape[1], layers[0] - 0.5, layers[-1] + 0.5))  # fmt: skip
+        axes.set_title(flow.regime)
+        axes.set_xlabel("decode step")
+        grid[-1].plot(held.mean(1), layers, color=colour[flow.regime], label=flow.regime)
+        parts = np.array_split(
+            np.arange(held.shape[1]), min(32, held.shape[1])
+        )  # the numbers: means of parts of the log
+        own = {"model": flow.model, "regime": flow.regime, "unit": flow.unit, "budget": flow.budget}
+        for part in parts:
+            cells = zip(layers, held[:, part].mean(1))
+            rows += [own | {"from_step": part[0], "layer": layer, "pages_a_head": pages} for layer, pages in cells]
+    grid[0].set_ylabel("layer")
+    grid[-1].axvline(flows[0].budget, color=BLACK, linestyle="--", linewidth=0.8)
+    grid[-1].set_xlabel("pages a head, mean")
+    grid[-1].legend(fontsize=7)
+    figure.colorbar(image, ax=list(grid[:-1]), label="pages a head", fraction=0.03)
+    return Picture(figure, pd.DataFrame(rows), "Pages a head that the pool holds, by layer and decode step")
