@@ -86,7 +86,8 @@ def leads(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping) -> Picture
             own = of(shown, pool)
             for name, line in own[own["metric"] == metric].groupby("signal", sort=False):
                 look = signal_style(name)
-                axes.plot(line["lead"], line["estimate"], markersize=3, **look)
+                none = (metric == "precision") & (line["estimate"] == 0)  # 0 has no place on a logarithmic axis
+                axes.plot(line["lead"], line["estimate"].mask(none), markersize=3, **look)
                 axes.fill_between(line["lead"], line["lo"], line["hi"], color=look["color"], alpha=0.1, linewidth=0)
                 axes.plot(line["lead"], line["random"], color=look["color"], linewidth=0.9, linestyle="--")
                 for value in _published(data, pool, name, LEAD):
