@@ -107,7 +107,7 @@ def items(shown: Path) -> str:
         counts = [f"{sum(row['verdict'] == v for row in own)} {v}" for v in VERDICTS]
         lines.append([
             f"{', '.join(item.names)}: {item.about}" if item.names else item.about,
-            f"`make reproduce ONLY={item.notebook[:2]}`",
+            f"`make reproduce ONLY={item.notebook[:2]}`" if _exists(item.notebook, books) else "none yet",
             f"[{item.notebook[:2]}](artifact/notebooks/{item.notebook}.ipynb)" if item.notebook in books else "–",
             cost.get("hardware", _machine(record, shown)) if cost else "–",
             f"1, and {_reading(books[item.notebook])} to read" if item.notebook in books else "–",
@@ -131,6 +131,10 @@ def claims(shown: Path) -> str:
 
 PARTS: dict[str, Callable[[Path], str]] = {"run": run_at_a_glance, "items": items, "claims": claims}
 _BOOKS = {item.notebook for item in ITEMS}
+
+
+def _exists(notebook: str, books: dict[str, Path]) -> bool:
+    return notebook in books or (ROOT / "notebooks" / f"{notebook}.ipynb").exists()
 
 
 def _belongs(row: dict, item: Item) -> bool:
