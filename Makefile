@@ -14,6 +14,8 @@ PYTHON  ?= python3
 PROFILE ?= default
 OUT     ?= runs/$(PROFILE)
 PY      := .venv/bin/python
+# One log of each model and regime, shipped at page level.
+SHIPPED := $(foreach model,smollm2-135m gemma3-270m,$(patsubst %,runs/default/traces/$(model)_%_s0,niah_d25 cot multiturn))
 
 # One thread a process: results do not depend on how a sum was split, and recordings run in two processes side by side
 # without fighting over the cores.
@@ -42,6 +44,8 @@ reference: .venv/installed
 	rm -rf figures artifact/tables artifact/claims artifact/notebooks
 	cp -r runs/default/figures figures
 	cp -r runs/default/tables runs/default/claims runs/default/notebooks runs/default/run.json artifact
+	$(PY) -m wakekv pack $(SHIPPED) --out artifact/logs
+	$(PY) -m wakekv site --out artifact/site
 	$(PY) -m wakekv document
 
 reproduce-doc: .venv/installed

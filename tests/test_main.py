@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_reproduce import book
 
-from wakekv import __version__, artifact, commands
+from wakekv import __version__, artifact, commands, reviewing
 from wakekv import reproduce as runner
 from wakekv.__main__ import main
 from wakekv.claims import ROOT
@@ -24,7 +24,8 @@ from wakekv.replay import replay
 from wakekv.trace import save_trace
 
 COMMANDS = [commands.record, commands.simulate, commands.verify, commands.reproduce, commands.models, commands.claims,
-            commands.document]  # fmt: skip
+            commands.document, reviewing.tables, reviewing.pack, reviewing.compare, reviewing.spotcheck,
+            reviewing.site]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,10 @@ def test_a_notebook_that_fails_ends_the_command_with_status_2_and_is_named(
         (["claims", "--out", "nowhere"], "nowhere is no run"),
         (["record", "--out", "x", "--text", "loud"], "invalid choice"),
         (["record"], "--out"),
+        (["compare", "nowhere", "reference"], "nowhere holds no results"),
+        (["spotcheck", "nowhere.npz"], "manifest.json is missing"),
+        (["tables", "nowhere.npz", "--out", "x"], "no shipped log at nowhere.npz"),
+        (["site", "--run", "nowhere", "--out", "x"], "no executed notebooks"),
     ],
 )
 def test_bad_requests_are_one_line(capsys, argv, said):

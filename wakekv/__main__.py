@@ -150,6 +150,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--share", type=float, default=0.99, metavar="SHARE", help="of wants that must be equal (%(default)s)")
     add("--json", action="store_true", help="print one JSON list")
 
+    add = command(reviewing.site)
+    add("--run", dest="results", metavar="DIR", help="the run to show (what the repository shows)")
+    add("--log", action="append", default=[], metavar="FILE", help="a shipped log for the explorer (artifact/logs)")
+    add("--out", required=True, metavar="DIR", help="the folder to write")
+
     add = command(commands.claims)
     add("--out", default="runs/default", metavar="DIR", help="the run (%(default)s)")
     add("--json", action="store_true", help="print one JSON list")

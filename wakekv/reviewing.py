@@ -125,6 +125,29 @@ def spotcheck(options: argparse.Namespace) -> int:
     return int(any(row["equal"] < options.share or row["tokens_equal"] < 1 for row in rows))
 
 
+def site(options: argparse.Namespace) -> None:
+    """Pages to read a run in, offline: every notebook as it ran, an overview, and the explorer.
+
+    Open index.html in any browser: nothing is asked of the network. The explorer replays policies on heads of shipped
+    logs (by default those in artifact/logs), step by step. Without --run: what the repository shows.
+
+    examples:
+      python -m wakekv site --run runs/default --out runs/default/site
+      python -m wakekv site --out runs/site
+    """
+    from wakekv.site import build
+
+    logs = [Path(log) for log in options.log] or _shipped()
+    out = build(options.results or ROOT / "artifact", sorted(logs, key=_regime_first), options.out)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    print(f"{out / 'index.html'}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
+
+
+def _regime_first(path: Path) -> tuple:
+    """The order in which the explorer offers logs: the default model first, and of each the needles first."""
+    return "smollm2" not in path.name, "niah" not in path.name, path.name
+
+
 def _shipped() -> list[Path]:
     found = sorted(path for path in SHIPPED.glob("*.npz") if not path.name.startswith("smoke_"))
     if not found:
