@@ -29,10 +29,13 @@ RUN = {"", "smoke"} if os.environ.get("WAKEKV_REPRODUCE") else {""}
 def checkout(tmp_path_factory):
     """A copy of the checkout, without what git ignores, whose .venv is this environment."""
     copy = tmp_path_factory.mktemp("clone") / "wakekv"
-    asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    if (ROOT / ".git").exists():
+        asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    else:  # an archive: all of it but what runs and environments leave
+        listed = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.parts[-2] != "__pycache__"]
     for name in filter(None, listed):
-        if (ROOT / name).is_file() and not name.startswith(".venv"):
+        if (ROOT / name).is_file() and name.split("/")[0] not in ("runs", "build") and not name.startswith(".venv"):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     here = ROOT / ".venv"
