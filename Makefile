@@ -1,6 +1,7 @@
 # make reproduce   the notebooks in order; PROFILE=smoke|default|full, OUT=where, ONLY=NN,NN
 # make smoke       the same in minutes, tiny
 # make test        the tests
+# make test-vllm   the tests of the plugin in the real engine, in an environment of its own (.venv-vllm, 3.4 GB)
 # make lint        format and lint, changing nothing
 # make reference   maintainers: make the results of the default run those that the repository shows
 # make reproduce-doc   run every block of REPRODUCE.md, in smoke mode: a quarter of an hour
@@ -23,7 +24,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: reproduce reproduce-doc smoke test lint reference agree torture clean
+.PHONY: reproduce reproduce-doc smoke test test-vllm lint reference agree torture clean
 .DEFAULT_GOAL := reproduce
 
 reproduce: .venv/installed
@@ -34,6 +35,9 @@ smoke: .venv/installed
 
 test: .venv/installed
 	$(PY) -m pytest
+
+test-vllm: .venv-vllm/installed
+	.venv-vllm/bin/python -m pytest tests/engine
 
 lint: .venv/installed
 	$(PY) -m ruff format --check .
@@ -70,4 +74,13 @@ clean:
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --disable-pip-version-check -r requirements.lock
 	$(PY) -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# torchvision, torchaudio and torchcodec come with the engine as builds for a GPU, and transformers stumbles over them.
+.venv-vllm/installed: requirements-vllm.lock pyproject.toml
+	@echo "making .venv-vllm from requirements-vllm.lock: some minutes the first time, 3.4 GB"
+	@.venv-vllm/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check -r requirements-vllm.lock
+	.venv-vllm/bin/python -m pip uninstall --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

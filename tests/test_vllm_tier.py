@@ -10,7 +10,7 @@ import torch
 from wakekv.errors import CacheError, InputError
 from wakekv.replay import replay
 from wakekv.residency import Residency
-from wakekv.vllm import kernels, steps
+from wakekv.vllm import scoring, steps
 from wakekv.vllm.settings import Settings
 from wakekv.vllm.tier import FastTier
 
@@ -180,16 +180,16 @@ def test_scores_and_choice_equal_those_of_plain_torch(dtype):
     for h in range(KV):
         parts = torch.stack([q[h].clamp(min=0), q[h].clamp(max=0)], 1).contiguous().numpy()
         got = np.empty(12, np.float32)
-        kernels.score_pages(parts, engine.tier.bounds[1], blocks[0], h, 12, got)
+        scoring.score_pages(parts, engine.tier.bounds[1], blocks[0], h, 12, got)
         assert np.allclose(got, expected[h].numpy(), rtol=1e-5, atol=1e-4)
         out = np.zeros(5, np.int32)
-        assert kernels.choose(got, 12, 5, np.empty(12, np.float32), out) == 5
+        assert scoring.choose(got, 12, 5, np.empty(12, np.float32), out) == 5
         assert out.tolist() == sorted(np.argsort(-got)[:5], key=lambda p: got[p])
 
 
 def test_ties_go_to_the_first_pages_in_their_order():
     score, out = np.array([1.0, 3.0, 1.0, 1.0, 3.0], np.float32), np.zeros(3, np.int32)
-    assert kernels.choose(score, 5, 3, np.empty(5, np.float32), out) == 3
+    assert scoring.choose(score, 5, 3, np.empty(5, np.float32), out) == 3
     assert out.tolist() == [0, 1, 4]
 
 

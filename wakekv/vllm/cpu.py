@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm import _custom_ops as ops
 from vllm import envs
-from vllm.config import get_layers_from_vllm_config
-from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -31,7 +28,7 @@ from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from wakekv.errors import InputError
-from wakekv.vllm.backend import Runner, Split, SplitBuilder, checked
+from wakekv.vllm.backend import Split, SplitBuilder, checked
 from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings
 
@@ -202,28 +199,10 @@ class Worker(Remote, CPUWorker):
             _cached_get_attn_backend.cache_clear()
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        from wakekv.vllm import steps
-        from wakekv.vllm.tier import FastTier
-
         settings = Settings.from_environment()
-        config = self.vllm_config
-        layers = get_layers_from_vllm_config(config, Attention)
-        checked(layers, config.cache_config.cache_dtype)
+        checked(self.wakekv_layers(), self.vllm_config.cache_config.cache_dtype)
         with InFile(settings.folder) as where:
             super().initialize_from_config(kv_cache_config)
         if where.made != 1:
             raise InputError("this engine allocates its cache in another way than the version this plugin is made for")
-        self.tier = FastTier(
-            settings,
-            {name: layer.kv_cache for name, layer in layers.items()},
-            next(iter(layers.values())).impl.num_heads,
-            config.scheduler_config.max_num_seqs,
-            config.model_config.max_model_len,
-        )
-        runner = Runner(self.model_runner)
-        for layer in layers.values():
-            layer.impl.tier, layer.impl.decode = self.tier, partial(steps.decode, self.tier)
-        for groups in self.model_runner.attn_groups:
-            for group in groups:
-                for builder in group.metadata_builders:
-                    builder.plan, builder.runner = partial(steps.plan, self.tier), runner
+        self.attach(settings)

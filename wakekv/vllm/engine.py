@@ -98,7 +98,9 @@ class Engine:
         )  # fmt: skip
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """What the plugin's worker answers; see remote.py."""
+        """What the plugin's worker answers; see remote.py. InputError if this engine is untouched."""
+        if self.settings is None:
+            raise InputError(f"an engine without the plugin has no {what}")
         return self.llm.collective_rpc(f"wakekv_{what}", kwargs=arguments)[0]
 
     def drain(self) -> None:
@@ -107,25 +109,17 @@ class Engine:
 
     def generate(self, prompts: Sequence[Sequence[int]], n_tokens: int, extra: Sequence[dict] | None = None) -> Batch:
         """Greedy text of n_tokens after each prompt, all requests at once; no request ends before."""
-        from vllm import SamplingParams, TokensPrompt
-
-        engine, tokens = self.llm.llm_engine, {str(i): [] for i in range(len(prompts))}
+        tokens = {str(i): [] for i in range(len(prompts))}
         start = time.perf_counter()
         for i, prompt in enumerate(prompts):
-            sampling = SamplingParams(
-                temperature=0.0, max_tokens=n_tokens, min_tokens=n_tokens, ignore_eos=True, detokenize=False,
-                extra_args=extra[i] if extra else None,
-            )  # fmt: skip
-            engine.add_request(str(i), TokensPrompt(prompt_token_ids=list(prompt)), sampling)
+            self._add(str(i), prompt, n_tokens, extra[i] if extra else None)
         steps, first, reached = [], None, 0
-        while engine.has_unfinished_requests():
+        while self.llm.llm_engine.has_unfinished_requests():
             before, cpu = time.perf_counter(), time.process_time()
-            decoded = 0
-            for output in engine.step():
-                name, had = output.request_id, len(tokens[output.request_id])
-                tokens[name] = list(output.outputs[0].token_ids)
-                decoded += had > 0 and len(tokens[name]) > had
+            had = {name: len(x) for name, x in tokens.items()}
+            self._step(tokens)
             now = time.perf_counter()
+            decoded = sum(0 < had[name] < len(x) for name, x in tokens.items())
             reached = max(reached, decoded)
             if first is None and all(tokens.values()):
                 first = now
@@ -137,3 +131,32 @@ class Engine:
             [tokens[str(i)] for i in range(len(prompts))], end - start, (first or end) - start,
             [s for s, _ in steps], [c for _, c in steps], reached,
         )  # fmt: skip
+
+    def serve(self, requests: Sequence[dict]) -> list[list[int]]:
+        """The tokens of requests that come and go: each has a prompt, n_tokens, the engine's step in which it arrives,
+        and the one in which it is cancelled, or None. A cancelled request has the tokens it came to."""
+        engine, tokens, step = self.llm.llm_engine, {str(i): [] for i in range(len(requests))}, 0
+        waiting = dict(enumerate(requests))
+        while waiting or engine.has_unfinished_requests():
+            for i in [i for i, request in waiting.items() if request["arrives"] <= step]:
+                request = waiting.pop(i)
+                self._add(str(i), request["prompt"], request["n_tokens"])
+            gone = [str(i) for i, r in enumerate(requests) if r["cancelled"] == step and i not in waiting]
+            engine.abort_request(gone)
+            self._step(tokens)
+            step += 1
+        self.drain()
+        return [tokens[str(i)] for i in range(len(requests))]
+
+    def _add(self, name: str, prompt: Sequence[int], n_tokens: int, extra: dict | None = None) -> None:
+        from vllm import SamplingParams, TokensPrompt
+
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=n_tokens, min_tokens=n_tokens, ignore_eos=True, detokenize=False,
+            extra_args=extra,
+        )  # fmt: skip
+        self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), sampling)
+
+    def _step(self, tokens: dict[str, list[int]]) -> None:
+        for output in self.llm.llm_engine.step():
+            tokens[output.request_id] = list(output.outputs[0].token_ids)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+
 from wakekv.errors import InputError
+from wakekv.vllm.backend import Runner
+from wakekv.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from wakekv.demand import Demand
     from wakekv.vllm.tier import FastTier
 
-CHANGEABLE = ("every", "timing", "wants", "record")  # of a running engine, while nothing decodes
+FIXED = ("page", "folder")  # once an engine has started: they are its cache's
 
 
 class Remote:
@@ -19,10 +26,15 @@ class Remote:
     tier: FastTier | None = None
     slow_tier = ""
 
+    def wakekv_layers(self) -> dict[str, Any]:
+        """The model's attention layers, by name."""
+        return get_layers_from_vllm_config(self.vllm_config, Attention)
+
     def execute_model(self, scheduler_output: Any) -> Any:
         if self.tier is not None:
             self.tier.release(scheduler_output.finished_req_ids)
             self.tier.release(scheduler_output.preempted_req_ids or ())
+            self.tier.books.preempted += len(scheduler_output.preempted_req_ids or ())
         return super().execute_model(scheduler_output)
 
     def wakekv_books(self) -> dict[str, float]:
@@ -40,11 +52,33 @@ class Remote:
         return named
 
     def wakekv_set(self, **changes: Any) -> None:
-        """Other settings from now on, of those that leave the memory as it is. InputError for others, or while
-        requests decode."""
-        fixed = set(changes) - set(CHANGEABLE)
-        if fixed:
-            raise InputError(f"{min(fixed)} is fixed once the engine has started: start another")
+        """Other settings from now on: another fast tier before the same reservoir. InputError for those that are the
+        reservoir's, or while requests decode."""
+        for name in FIXED:
+            if changes.get(name, getattr(self.tier.settings, name)) != getattr(self.tier.settings, name):
+                raise InputError(f"{name} is fixed once the engine has started: start another")
         if self.tier.sequences:
             raise InputError("requests are decoding: change settings between batches")
-        self.tier.change(self.tier.settings.but(**changes))
+        self.attach(Settings.of({**json.loads(self.tier.settings.as_json()), **changes}), self.tier.digests)
+
+    def attach(self, settings: Settings, digests: Any = None) -> None:
+        """A fast tier of these settings in front of every layer."""
+        from wakekv.vllm import steps
+        from wakekv.vllm.tier import FastTier
+
+        config, layers = self.vllm_config, self.wakekv_layers()
+        self.tier = FastTier(
+            settings,
+            {name: layer.kv_cache for name, layer in layers.items()},
+            next(iter(layers.values())).impl.num_heads,
+            config.scheduler_config.max_num_seqs,
+            config.model_config.max_model_len,
+            digests,
+        )
+        runner = Runner(self.model_runner)
+        for layer in layers.values():
+            layer.impl.tier, layer.impl.decode = self.tier, partial(steps.decode, self.tier)
+        for groups in self.model_runner.attn_groups:
+            for group in groups:
+                for builder in group.metadata_builders:
+                    builder.plan, builder.runner = partial(steps.plan, self.tier), runner

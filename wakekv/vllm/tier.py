@@ -13,7 +13,7 @@ import torch
 
 from wakekv.demand import Demand
 from wakekv.errors import CacheError, InputError
-from wakekv.vllm import kernels
+from wakekv.vllm import scoring
 from wakekv.vllm.settings import Settings
 
 
@@ -25,6 +25,7 @@ class Books:
     wants, misses, fetched: pages;  fetched_bytes;  stall_s: seconds in which a step waited for pages
     score_s, attend_s, place_s: seconds of ranking, of attention, of open and closed pages
     admitted, admitted_bytes: pages moved in as decoding began;  admit_s: how long that took
+    preempted       requests that lost their place and begin anew
     """
 
     steps: int = 0
@@ -40,6 +41,7 @@ class Books:
     admitted: int = 0
     admitted_bytes: int = 0
     admit_s: float = 0.0
+    preempted: int = 0
 
 
 @dataclass
@@ -60,11 +62,13 @@ class Sequence:
 class FastTier:
     """layers  the engine's cache, [block, KV head, page, 2 d] of each layer: the reservoir
     n_heads query heads;  n_sequences: that decode at a time, at most;  n_tokens: of a sequence, at most
+    digests of pages that are in the reservoir already, from another tier on the same layers
     """
 
     def __init__(
-        self, settings: Settings, layers: dict[str, torch.Tensor], n_heads: int, n_sequences: int, n_tokens: int
-    ):
+        self, settings: Settings, layers: dict[str, torch.Tensor], n_heads: int, n_sequences: int, n_tokens: int,
+        digests: torch.Tensor | None = None,
+    ):  # fmt: skip
         self.settings, self.names = settings, {name: i for i, name in enumerate(layers)}
         first = next(iter(layers.values()))
         blocks, self.n_kv, page, double = first.shape
@@ -93,28 +97,22 @@ class FastTier:
         self.pools = [torch.zeros(int(n), 1, 2 * page, self.d, dtype=self.dtype) for n in ends[:, -1]]
         self.reservoirs = [_words(x, blocks * self.n_kv) for x in layers.values()]
         self.pool_words = [_words(x, len(x)) for x in self.pools]
-        self.digests = torch.zeros(n_layers, blocks, self.n_kv, 2, self.d, dtype=self.dtype)
+        shape = n_layers, blocks, self.n_kv, 2, self.d
+        self.digests = torch.zeros(shape, dtype=self.dtype) if digests is None else digests
         self.bounds = bits(self.digests)
         self.page_of = np.full((n_layers, rows, slots), -1, np.int32)
         self.stamp = np.full((n_layers, rows, slots), -1, np.int64)
         self.where = np.full((n_layers, rows, self.n_pages + 1), -1, np.int32)
         most = n_sequences * self.n_kv
         self.found = np.zeros((n_sequences, self.n_kv), np.int64)
-        self.wants = np.zeros((n_sequences, self.n_kv, 0), np.int32)
-        self.change(settings)
+        self.n_wants = min(settings.n_wants, self.n_pages)
+        self.wants = np.zeros((n_sequences, self.n_kv, self.n_wants), np.int32)
+        self.shares = np.zeros((n_sequences, self.n_kv, self.n_wants if settings.record else 0), np.float32)
         self.moves = np.zeros((most * (slots + 1), 5), np.int64)
         self.counts = np.zeros(3, np.int64)
         self.page_bytes = self.pool_words[0].shape[1] * 8
         self.books, self.free, self.sequences = Books(), list(range(n_sequences))[::-1], {}
         self.finished: dict[str, Sequence] = {}
-
-    def change(self, settings: Settings) -> None:
-        """Other settings, of those that leave the memory as it is; nothing decodes."""
-        self.settings = settings
-        self.n_wants = min(settings.n_wants, self.n_pages)
-        n, heads, _ = self.wants.shape
-        self.wants = np.zeros((n, heads, self.n_wants), np.int32)
-        self.shares = np.zeros((n, heads, self.n_wants if settings.record else 0), np.float32)
 
     @property
     def trims(self) -> bool:
@@ -204,7 +202,7 @@ class FastTier:
     def note_keys(self, layer: int, keys: torch.Tensor, slots: torch.Tensor) -> None:
         """Keys [token, KV head, d] are being written to `slots` int64 [token]: keep their pages' bounds."""
         n = min(len(keys), len(slots))
-        kernels.note_keys(bits(keys[:n]), slots[:n].numpy(), self.settings.page, self.bounds[layer])
+        scoring.note_keys(bits(keys[:n]), slots[:n].numpy(), self.settings.page, self.bounds[layer])
 
 
 def bits(x: torch.Tensor) -> np.ndarray:

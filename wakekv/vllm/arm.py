@@ -1,0 +1,122 @@
+"""One engine in a process of its own: JSON commands come in by line, answers go out by line.
+
+    {"start": {"model": ..., "settings": {...} or null, ...}}    as Engine's arguments
+    {"generate": {"prompts": [[...]], "n_tokens": n}}  -> tokens and times
+    {"serve": {"requests": [...]}}    as Engine.serve
+    {"forced": {"prompts": [[...]], "texts": [[...]], "file": path}}  feeds the texts; log-probabilities go to the file
+    {"forget": {}}    what the engine has cached of earlier prompts
+    {"set": {...}}, {"books": {}}, {"tiers": {}}, {"demands": {"file": path}}    the plugin's worker; see remote.py
+
+An answer is {"ok": ...}, or {"error": one line}. `Arm` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from wakekv.errors import WakeKVError
+
+SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Arm:
+    """Another process with an engine. python: one that has vllm; cores: where its threads are bound (the engine's
+    VLLM_CPU_OMP_THREADS_BIND; by default nowhere)."""
+
+    def __init__(self, python: str | Path, log: str | Path | None = None, cores: str = "nobind"):
+        where = {**os.environ, **SINGLE, "VLLM_CPU_OMP_THREADS_BIND": cores}
+        self._log = open(log, "ab") if log else subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            [str(python), "-m", "wakekv.vllm.arm"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=where, text=True,
+        )  # fmt: skip
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        """The answer. WakeKVError with the other end's line where it refused or died."""
+        try:
+            self._process.stdin.write(json.dumps({what: arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise WakeKVError(f"the engine ended with status {self._process.wait()} while asked to {what}: see its log")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WakeKVError(answer["error"])
+        return answer["ok"]
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        if self._log is not subprocess.DEVNULL:
+            self._log.close()
+
+    def __enter__(self) -> Arm:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def answer(engine: Any, what: str, arguments: dict) -> tuple[Any, Any]:
+    """(engine, answer) of one command."""
+    from wakekv.vllm.engine import Engine
+    from wakekv.vllm.settings import Settings
+
+    if what == "start":
+        settings = arguments.pop("settings", None)
+        arguments["logits_processors"] = ["wakekv.vllm.forced:Forced"]
+        engine = Engine(settings=None if settings is None else Settings.of(settings), **arguments)
+        return engine, {}
+    if what == "generate":
+        return engine, vars(engine.generate(**arguments))
+    if what == "serve":
+        return engine, engine.serve(**arguments)
+    if what == "forced":
+        from wakekv.vllm.forced import KEPT
+
+        texts = arguments["texts"]
+        extra = [{"text": text, "name": str(i)} for i, text in enumerate(texts)]
+        batch = engine.generate(arguments["prompts"], len(texts[0]), extra=extra)
+        with open(arguments["file"], "wb") as file:
+            pickle.dump({name: list(rows) for name, rows in KEPT.items()}, file)
+        KEPT.clear()
+        return engine, vars(batch)
+    if what == "forget":
+        return engine, engine.llm.reset_prefix_cache()
+    if what == "demands":
+        with open(arguments["file"], "wb") as file:
+            pickle.dump(engine.ask("demands"), file)
+        return engine, {}
+    return engine, engine.ask(what, **arguments)
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the engine prints is no answer
+    engine = None
+    for line in sys.stdin:
+        ((what, arguments),) = json.loads(line).items()
+        try:
+            engine, ok = answer(engine, what, arguments)
+            said = {"ok": ok}
+        except WakeKVError as error:
+            said = {"error": " ".join(str(error).split())}
+        out.write(json.dumps(said) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()
