@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--contexts", type=int, nargs="+", default=[6000], help="default: %(default)s")
-    for name, default in (("batch", 4), ("steps", 66), ("budget", 64), ("wants", 64)):
+    for name, default in (("batch", 4), ("steps", 66), ("budget", 96), ("wants", 32)):
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     parser.add_argument("--every", type=int, nargs="*", default=[4], help="lagged ones beside the exact one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -135,7 +135,7 @@ def assign(page, real, come, base, slot_of, stamp, rows, pages, slots, stamps):
 
 @njit(cache=True)
 def copy(source, into, rows, pages, slots):
-    """Bytes of pages, uint8 [row, page, byte], from one tier into the slots of another."""
+    """Pages, [row, page, word], from one tier into the slots of another."""
     for j in range(len(rows)):
         r, a, b = rows[j], pages[j], slots[j]
         for i in range(source.shape[2]):

@@ -76,7 +76,7 @@ class Reservoir:
         if into is not None:
             at = rows.numpy(), pages.numpy(), slots.numpy()
             for x, y in zip((self.keys, self.values), into):
-                loops.copy(_bytes(x), _bytes(y), *at)
+                loops.copy(_words(x), _words(y), *at)
             return into
         flat = rows * self.keys.shape[1] + pages
         got = (x.flatten(0, 1).index_select(0, flat) for x in (self.keys, self.values))
@@ -128,6 +128,9 @@ def _room(shape: tuple[int, ...], like: torch.Tensor, folder: Path | None) -> to
         os.unlink(name)  # the mapping keeps the bytes; nothing is left behind when it goes
 
 
-def _bytes(x: torch.Tensor) -> np.ndarray:
-    """uint8 [row, page, byte] over the memory of [row, page, token, d]."""
-    return x.flatten(2).view(torch.uint8).numpy()
+def _words(x: torch.Tensor) -> np.ndarray:
+    """[row, page, word] over the memory of [row, page, token, d]: words of 8 bytes if pages are made of those, else of
+    one."""
+    x = x.flatten(2)
+    whole = x.shape[2] * x.element_size() % 8 == 0
+    return x.view(torch.int64 if whole else torch.uint8).numpy()
