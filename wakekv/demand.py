@@ -97,8 +97,9 @@ class Demand:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """int64 [want]: rank of each want among all heads' wants of its step, by weight, then page, then head."""
-        rank = np.empty(self.n_wants, np.int64)
+        """int32 [want]: rank of each want among all heads' wants of its step, by weight, then page, then head. For
+        `replay`; one pass does without it (kernels.stamp)."""
+        rank = np.empty(self.n_wants, np.int32)
         packed = self.n_pages <= 1 << 20 and self.n_heads <= 1 << 12
         for t in range(self.n_steps):
             heads, entries = self.at(t)
@@ -141,7 +142,7 @@ class Demand:
     def turn(self, scope: str, heads: np.ndarray, entries: np.ndarray, step: int) -> np.ndarray:
         """int64 [want]: the place of each want of `step` in the canonical order, among its head's or, if the scope is
         wider, among all heads'."""
-        return entries - self.ptr[heads, step] if scope == "head" else self.order[entries]
+        return entries - self.ptr[heads, step] if scope == "head" else self.order[entries].astype(np.int64)
 
     def until(self, step: int) -> Demand:
         """The same demand cut off before `step`: what a policy could have seen by then."""

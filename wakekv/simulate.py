@@ -46,39 +46,38 @@ def _recency(demand: Demand, policy: Policy) -> Curves:
     n, cold = demand.n_pages, demand.first_touch == "cold"
     by_want = cold and policy.start == "demand"
     known = np.zeros(n, bool) if by_want else demand.created < 0
-    hist, weight_hist = np.zeros((demand.n_heads, n + 2), np.int64), np.zeros(n + 2)
-    deepest = np.zeros(demand.n_steps, np.int32)
+    count, fetch_hist, seen_hist = np.zeros((demand.n_heads, n + 2, 2)), *np.zeros((2, n + 2), np.int64)
+    seen, deepest = np.zeros(demand.n_heads, np.int64), np.zeros(demand.n_steps, np.int32)
     wants = demand.ptr, demand.page, demand.weight, *demand.births, known
     if policy.reversible and not policy.sticky and by_want == cold:  # the paper's rule, where the bits apply
-        seen_hist, seen = np.zeros(n + 2, np.int64), np.zeros(demand.n_heads, np.int64)
-        kernels.recency(*wants, cold, hist, weight_hist, seen_hist, seen, deepest)
-        fetch_hist = hist.sum(0)
-        held_end = np.cumsum(np.bincount(seen, minlength=n + 2)[::-1])[::-1]  # heads that know at least b pages
-        held_time = np.cumsum(seen_hist[::-1])[::-1]
-        held_end[0] = held_time[0] = 0
+        kernels.recency(*wants, cold, count, seen_hist, seen, deepest)
+        fetch_hist = None
     else:
-        fetch_hist, held_end, held_time = np.zeros((3, n + 2), np.int64)
         kernels.recency_by_head(
-            *wants, by_want, cold, policy.reversible, policy.sticky,
-            hist, weight_hist, fetch_hist, deepest, held_end, held_time,
-        )  # fmt: skip
-    return _by_bucket(demand, policy, hist, weight_hist, fetch_hist, deepest, np.cumsum(held_time), np.cumsum(held_end))
+            *wants, by_want, cold, policy.reversible, policy.sticky, count, fetch_hist, seen_hist, seen, deepest
+        )
+    held_time, peak = np.cumsum(seen_hist[::-1])[::-1], np.cumsum(np.bincount(seen, minlength=n + 2)[::-1])[::-1]
+    held_time[0] = peak[0] = 0  # of a bucket: steps of heads, and heads, that know at least so many pages
+    return _by_bucket(demand, policy, count, fetch_hist, deepest, np.cumsum(held_time), np.cumsum(peak))
 
 
-def _by_bucket(demand, policy, hist, weight_hist, fetch_hist, deepest, held_time, peak) -> Curves:
-    """The curves at every budget, from counts by bucket; held_time and peak [n + 2] are already by budget."""
-    budgets, misses = np.arange(1, demand.n_pages + 1), _above(hist)
+def _by_bucket(demand, policy, count, fetch_hist, deepest, held_time, peak) -> Curves:
+    """The curves at every budget, from counts by bucket (fetch_hist None: what was missed); held_time and peak [n + 2]
+    are by budget already."""
+    hist = count[:, :, 0].astype(np.int64)
+    misses = _above(hist)
+    total = misses.sum(0)
     return counted(
         demand,
         policy,
         "batch",
         demand.n_wants - int(hist.sum()),
-        budgets=budgets,
-        misses=misses.sum(0),
-        missed_weight=_above(weight_hist[None])[0],
+        budgets=np.arange(1, demand.n_pages + 1),
+        misses=total,
+        missed_weight=_above(count[None, :, :, 1].sum(1))[0],
         mean_pages=held_time[1:-1] / demand.n_steps,
         peak_pages=peak[1:-1],
-        fetched=_above(fetch_hist[None])[0],
+        fetched=total if fetch_hist is None else _above(fetch_hist[None])[0],
         stall_steps=_above(np.bincount(deepest, minlength=demand.n_pages + 2)[None])[0],
         head_misses=misses,
     )
@@ -111,12 +110,8 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
     group_start = np.concatenate([[0], np.cumsum(sizes)])
     stack, size = np.zeros(demand.n_heads * n, np.int32), np.zeros(len(sizes), np.int64)
     depth, worst = np.zeros((2, *shape), np.int32)
-    hist, weight_hist, fetch_hist = (
-        np.zeros((demand.n_heads, n + 2), np.int64),
-        np.zeros(n + 2),
-        np.zeros(n + 2, np.int64),
-    )
-    deepest, held, held_time, peak = np.zeros(demand.n_steps, np.int32), *np.zeros((3, n + 2), np.int64)
+    count, deepest = np.zeros((demand.n_heads, n + 2, 2)), np.zeros(demand.n_steps, np.int32)
+    fetch_hist, held, held_time, peak = np.zeros((4, n + 2), np.int64)
     demand_fetch, rerank = policy.reversible and policy.fetch == "miss", policy.fetch == "trim"
 
     def trim_all():
@@ -133,12 +128,12 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
     while step < demand.n_steps:
         stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
         seen.advance(stop, kernels.advance, depth, bucket, groups, demand_fetch, policy.sticky, worst,
-                     hist, weight_hist, fetch_hist, deepest, held, held_time, peak)  # fmt: skip
+                     count, fetch_hist, deepest, held, held_time, peak)  # fmt: skip
         if policy.every and stop % policy.every == 0 and (rerank or held[0]):  # else nothing has moved
             trim_all()
         kernels.account(held, held_time, peak)
         step = stop
-    return _by_bucket(demand, policy, hist, weight_hist, fetch_hist, deepest, np.cumsum(held_time), peak)
+    return _by_bucket(demand, policy, count, fetch_hist, deepest, np.cumsum(held_time), peak)
 
 
 def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
@@ -152,11 +147,13 @@ def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
     everything = np.bincount(groups) * shape[1]
     total = np.array([limit(budgets, s, n) for s, n in zip(np.bincount(groups, share), everything, strict=True)])
     equal = np.where(np.isinf(share), 0.0, share)[:, None] * budgets
-    resident = np.repeat(seen.known[:, :, None], n, axis=2).astype(np.uint8)
+    everywhere = np.full(-(-n // 64), np.uint64(2**64 - 1))  # the bits of all budgets
+    everywhere[-1] >>= np.uint64(-n % 64)
+    resident = seen.known[:, :, None] * everywhere
     dead = np.zeros_like(resident) if policy.sticky else resident
     rerank = policy.fetch == "trim"
     demand_fetch = policy.reversible and policy.fetch == "miss"
-    misses, stalled = np.zeros((demand.n_heads, n), np.int64), np.zeros((demand.n_steps, n), np.uint8)
+    misses, stalled = np.zeros((shape[0], n + 1), np.int64), np.zeros((demand.n_steps, len(everywhere)), np.uint64)
     missed_weight, fetched, held, held_time, peak = np.zeros(n), *np.zeros((4, n), np.int64)
 
     def trim_all():
@@ -175,7 +172,7 @@ def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
     step = 0
     while step < demand.n_steps:
         stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
-        seen.advance(stop, kernels.advance_each, resident, demand_fetch, policy.sticky, dead,
+        seen.advance(stop, kernels.advance_each, resident, everywhere, demand_fetch, policy.sticky, dead,
                      misses, missed_weight, fetched, stalled, held, held_time, peak)  # fmt: skip
         if policy.every and stop % policy.every == 0 and (rerank or (held != settled).any()):  # else nothing has moved
             trim_all()
@@ -183,19 +180,18 @@ def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
         held_time += held
         np.maximum(peak, held, out=peak)
         step = stop
-    born_wanted = demand.created[demand.page] == demand.step_of
-    n_cold = (seen.reads > 0).sum() if demand.first_touch == "cold" else born_wanted.sum()
+    missed = (stalled[:, np.arange(n) // 64] >> np.arange(n, dtype=np.uint64) % np.uint64(64)) & np.uint64(1)
     return counted(
         demand,
         policy,
         "batch",
-        int(n_cold),
+        int(misses[:, n].sum()),
         budgets=budgets,
-        misses=misses.sum(0),
+        misses=misses[:, :n].sum(0),
         missed_weight=missed_weight,
         mean_pages=held_time / demand.n_steps,
         peak_pages=peak,
         fetched=fetched,
-        stall_steps=stalled.sum(0, dtype=np.int64),
-        head_misses=misses,
+        stall_steps=missed.sum(0, dtype=np.int64),
+        head_misses=misses[:, :n],
     )

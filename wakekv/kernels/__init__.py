@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .each import advance_each, trim_each
 from .jit import AVAILABLE
+from .ledger import stamp
 from .overlap import adjacent_common
 from .recency import recency
 from .stack import account, advance, recency_by_head, restack
@@ -17,5 +18,6 @@ __all__ = [
     "recency",
     "recency_by_head",
     "restack",
+    "stamp",
     "trim_each",
 ]

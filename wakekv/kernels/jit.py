@@ -29,6 +29,16 @@ def popcount(typing_context, word):
 
 
 @intrinsic
+def trailing_zeros(typing_context, word):
+    """uint64 -> uint64: index of the lowest set bit; the word must not be 0."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
 def add_pair(typing_context, table, row, weight):
     """table[row] += 1, weight: float64 [row, 2], contiguous; both by one vector addition."""
 

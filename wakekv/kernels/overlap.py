@@ -10,10 +10,14 @@ from .jit import njit
 @njit(cache=True, error_model="numpy")
 def adjacent_common(ptr, page, n_pages, common):
     """common int64 [head, step - 1]: pages wanted at step t and at t + 1."""
+    last = np.empty(n_pages, np.int32)
     for h in range(ptr.shape[0]):
-        last = np.full(n_pages, -2, np.int64)
+        last[:] = -2
         for t in range(ptr.shape[1] - 1):
-            for i in range(ptr[h, t], ptr[h, t + 1]):
-                if last[page[i]] == t - 1 and t:
-                    common[h, t - 1] += 1
-                last[page[i]] = t
+            both = 0
+            for i in range(np.uint64(ptr[h, t]), np.uint64(ptr[h, t + 1])):
+                p = np.uint64(np.uint32(page[i]))
+                both += last[p] == t - 1
+                last[p] = t
+            if t:
+                common[h, t - 1] = both

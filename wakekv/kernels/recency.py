@@ -11,15 +11,14 @@ ONE, TWO, FOUR, SIX, WORD, ALL = U(1), U(2), U(4), U(6), U(63), U(0xFFFFFFFFFFFF
 
 
 @njit(cache=True, error_model="numpy")
-def recency(ptr, page, weight, birth_ptr, birth_page, start_known, cold, hist, weight_hist, seen_hist, seen, deepest):
+def recency(ptr, page, weight, birth_ptr, birth_page, start_known, cold, count, seen_hist, seen, deepest):
     """Per-head recency, reversible, trimmed every step: every budget of the paper's rule, one pass over the wants.
 
     Each want takes the next bit of a row of 64-bit words; a page's depth is the number of live bits from its own to
     the newest: whole words by their running sum, its own word by a population count. A full row is packed.
 
-    hist int64 [head, n_pages + 2] counts wants by depth, weight_hist float64 [n_pages + 2] their weight, seen_hist
-    int64 [n_pages + 2] steps of heads by pages known at their end, seen int64 [head] pages known at the last one's,
-    deepest int32 [step] the deepest want.
+    count float64 [head, n_pages + 2, 2]: wants by depth, and their weight; seen_hist int64 [n_pages + 2]: steps of
+    heads by pages known at their end; seen int64 [head]: pages known at the end of the last; deepest int32 [step].
     """
     n_heads, n_steps, n_pages = ptr.shape[0], ptr.shape[1] - 1, len(start_known)
     widest = 0
@@ -32,10 +31,9 @@ def recency(ptr, page, weight, birth_ptr, birth_page, start_known, cold, hist, w
     # once the wants so far have moved, nothing. The last word stays empty: an unknown page's bit is there, at depth 0.
     words = np.zeros(FOUR * ((full >> SIX) + ONE), np.uint64)
     bit_of = np.empty(n_pages, np.uint32)
-    count = np.empty((n_pages + 1, 2), np.float64)  # wants and their weight, by depth
     for h in range(n_heads):
-        words[:], bit_of[:], count[:] = U(0), np.uint32(full), 0.0
-        top = U(0)
+        words[:], bit_of[:] = U(0), np.uint32(full)
+        table, top = count[h], U(0)
         for p in range(n_pages):
             if start_known[p]:
                 bit_of[p] = top
@@ -73,7 +71,7 @@ def recency(ptr, page, weight, birth_ptr, birth_page, start_known, cold, hist, w
                 bit = U(bit_of[p])
                 w = bit >> SIX << TWO
                 depth = words[w + ONE] + popcount(words[w] >> (bit & WORD))
-                add_pair(count, depth, weight[i])
+                add_pair(table, depth, weight[i])
                 if depth > deep:  # deeper than any head before in this step: rare
                     deep = depth
                 words[w + TWO] &= ~(ONE << (bit & WORD))
@@ -92,9 +90,7 @@ def recency(ptr, page, weight, birth_ptr, birth_page, start_known, cold, hist, w
             known += popcount(words[(w << TWO) + TWO])
         seen_hist[known] += 1
         seen[h] = known
-        for d in range(1, n_pages + 1):
-            hist[h, d] += np.int64(count[d, 0])
-            weight_hist[d] += count[d, 1]
+        table[0] = 0.0  # first touches: they had no depth
 
 
 @njit(cache=True, error_model="numpy")

@@ -9,41 +9,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import njit
+from .jit import add_pair, njit
+from .ledger import bear, want
+
+U = np.uint64
 
 
 @njit(cache=True, error_model="numpy")
 def advance(
-    t0, t1, ptr, page, weight, order, birth_ptr, birth_page, by_want, cold, stamps, following,  # the demand
+    t0, t1, ptr, page, weight, pooled, birth_ptr, birth_page, by_want, cold, stamps, following,  # the demand
     reads, stamp_of, known, born, next_use,  # the ledger
     depth, bucket, group_of, demand_fetch, sticky, worst,  # the policy
-    hist, weight_hist, fetch_hist, deepest, held, held_time, peak,  # the results
+    count, fetch_hist, deepest, held, held_time, peak,  # the results
 ):  # fmt: skip
     """Steps t0..t1-1, head by head, with no trim between: count misses by bucket, bring the ledger up to date.
 
-    `held` int64 [n + 2] counts resident pages by bucket; every step but the last (which a trim may follow) is added to
-    `held_time` and `peak` here, the last by `account`. Births and, under demand fetching, wants go to depth 0.
+    `count` float64 [head, n + 2, 2]: wants and their weight by bucket. `held` int64 [n + 2] counts resident pages by
+    bucket; every step but the last (which a trim may follow) is added to `held_time` and `peak` here, the last by
+    `account`. Births and, under demand fetching, wants go to depth 0.
     """
-    n_heads, n_pages = known.shape
     n = len(held) - 2
     moved = np.zeros((t1 - t0, n + 2), np.int64)
-    for h in range(n_heads):
-        lut = bucket[group_of[h]]
+    for h in range(known.shape[0]):
+        lut, table = bucket[group_of[h]], count[h]
         for t in range(t0, t1):
-            base = (t + 1) * stamps
-            change = moved[t - t0]
+            base, first, deep = (t + 1) * stamps, U(ptr[h, t]), deepest[t]
             if not by_want:
                 for j in range(birth_ptr[t], birth_ptr[t + 1]):
-                    p = birth_page[j]
-                    known[h, p], born[h, p] = True, t
-                    stamp_of[h, p] = base + p * n_heads + h
-                    depth[h, p] = -1  # born, not yet in the fast tier: set below, after the wants are counted
-            for i in range(ptr[h, t], ptr[h, t + 1]):
-                p = page[i]
-                new = depth[h, p] == -1
-                excused = reads[h, p] == 0 if cold else new
-                birth = new or (by_want and excused)
-                b = 0 if birth else lut[depth[h, p]]
+                    bear(h, birth_page[j], t, base, stamp_of, known, born)
+                    depth[h, birth_page[j]] = -1  # not yet in the fast tier: set below, after the wants are counted
+            for i in range(first, U(ptr[h, t + 1])):
+                p = U(np.uint32(page[i]))
+                at = depth[h, p]
+                excused = reads[h, p] == 0 if cold else at == -1
+                b = lut[at] if at > 0 else np.int32(0)
                 if b > 0 and demand_fetch:
                     fetch_hist[b] += 1
                 if sticky:
@@ -51,24 +50,22 @@ def advance(
                     if not excused:
                         worst[h, p] = b
                 if not excused:
-                    hist[h, b] += 1
-                    weight_hist[b] += weight[i]
-                    deepest[t] = max(deepest[t], b)
+                    add_pair(table, U(b), weight[i])
+                    if b > deep:
+                        deep = b
                 if by_want and excused:
                     known[h, p], born[h, p] = True, t
-                    change[0] += 1
-                elif demand_fetch and depth[h, p] > 0:
-                    change[lut[depth[h, p]]] -= 1
-                    change[0] += 1
+                    moved[t - t0, 0] += 1
+                elif demand_fetch and at > 0:
+                    moved[t - t0, lut[at]] -= 1
+                    moved[t - t0, 0] += 1
                     depth[h, p] = 0
-                reads[h, p] += 1
-                stamp_of[h, p] = base + n_heads * n_pages + (order[i] if len(order) else i - ptr[h, t])
-                if len(following):
-                    next_use[h, p] = following[i]
+                want(h, p, i, first, base, pooled, following, reads, stamp_of, next_use)
+            deepest[t] = deep
             if not by_want:
                 for j in range(birth_ptr[t], birth_ptr[t + 1]):
                     depth[h, birth_page[j]] = 0
-                    change[0] += 1
+                    moved[t - t0, 0] += 1
     for t in range(t1 - t0):
         held += moved[t]
         if t < t1 - t0 - 1:
@@ -108,15 +105,18 @@ def _sift(heap, size, i, rank, stamp):
 
 
 @njit(cache=True, error_model="numpy")
-def _insert(S, size, rank, stamp):
-    """Sort S[:size] best first by insertion, as the last order is nearly this one; False (half done) if it is not."""
+def _insert(S, size, rank, stamp, ranks, stamps):
+    """Sort S[:size] best first by insertion, as the last order is nearly this one; False (half done) if it is not.
+
+    ranks, stamps  room for as many: their keys, side by side with them
+    """
     patience = 16 * size
-    for i in range(1, size):
-        item, j = S[i], i
-        while j > 0 and _before(item, S[j - 1], rank, stamp):
-            S[j] = S[j - 1]
+    for i in range(size):
+        item, r, s, j = S[i], rank[S[i]], stamp[S[i]], i
+        while j > 0 and (r > ranks[j - 1] or (r == ranks[j - 1] and s > stamps[j - 1])):
+            S[j], ranks[j], stamps[j] = S[j - 1], ranks[j - 1], stamps[j - 1]
             j -= 1
-        S[j] = item
+        S[j], ranks[j], stamps[j] = item, r, s
         patience -= i - j
         if patience < 0:
             return False
@@ -135,10 +135,15 @@ def restack(rank, stamp, known, depth, heads, group_start, stack, size, start, r
     n_pages = len(rank) // len(heads)
     held[:] = 0
     heap = np.empty(np.max(np.diff(start)), np.int32)
+    ranks, stamps = np.empty(len(heap)), np.empty(len(heap), np.int64)
     for g in range(len(size)):
         S = stack[start[g] : start[g + 1]]
         lut = bucket[g]
         n = 0
+        if lut[1] == 0:  # no limit: all that is known stays at depth 0
+            for j in range(group_start[g], group_start[g + 1]):
+                held[0] += np.count_nonzero(known[heads[j] * n_pages : (heads[j] + 1) * n_pages])
+            continue
         for j in range(group_start[g], group_start[g + 1]):
             for item in range(heads[j] * n_pages, (heads[j] + 1) * n_pages):
                 if known[item] and depth[item] == 0:
@@ -147,7 +152,7 @@ def restack(rank, stamp, known, depth, heads, group_start, stack, size, start, r
         if rerank:
             S[size[g] : size[g] + n] = heap[:n]
             size[g] += n
-            if not _insert(S, size[g], rank, stamp):
+            if not _insert(S, size[g], rank, stamp, ranks, stamps):
                 _sort(S, size[g], rank, stamp)
             for i in range(size[g]):
                 was, now = lut[depth[S[i]]], lut[i + 1]
@@ -203,38 +208,61 @@ def _merge(S, old, heap, n, depth, rank, stamp):
 @njit(cache=True, error_model="numpy")
 def recency_by_head(
     ptr, page, weight, birth_ptr, birth_page, start_known, by_want, cold, demand_fetch, sticky,
-    hist, weight_hist, fetch_hist, deepest, held_end, held_time,
+    count, fetch_hist, seen_hist, seen, deepest,
 ):  # fmt: skip
-    """Per-head recency trimmed every step, in any variant, each head from first step to last before the next.
+    """Per-head recency trimmed every step, in any variant: as `recency`, with the stack written out.
 
-    start_known bool [page]: what every head knows before the first step. held_end int64 [n + 2]: resident pages by
-    bucket after the last step, which with a trim every step is also the most there ever are.
+    start_known bool [page]: what every head knows before the first step. All that is known has a depth as a step ends,
+    so the pages resident at B are the smaller of B and the pages known.
     """
-    n_heads, n_pages = hist.shape[0], len(start_known)
-    bucket = np.arange(n_pages + 1).astype(np.int32).reshape(1, -1)
-    zero, bounds = np.zeros(1, np.int64), np.array([0, 1])
-    space, span = np.array([0, n_pages]), 2 * n_pages
-    no_order, no_future, no_next = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
-    unused = np.zeros(n_pages + 2, np.int64)
+    n_heads, n_pages = ptr.shape[0], len(start_known)
+    stack, pool = np.empty((2, n_pages), np.int32)
+    depth, worst = np.empty((2, n_pages), np.int32)  # depth 0: unknown, or in the pool
+    stamp, unwanted = np.empty(n_pages, np.int64), np.empty(n_pages, np.bool_)
     for h in range(n_heads):
-        reads, stamp = np.zeros((1, n_pages), np.int64), np.full((1, n_pages), -1, np.int64)
-        known, born = start_known.copy().reshape(1, -1), np.zeros((1, n_pages), np.int32)
-        depth, worst = np.zeros((1, n_pages), np.int32), np.zeros((1, n_pages), np.int32)
-        stack, size = np.zeros(n_pages, np.int32), np.zeros(1, np.int64)
-        held = np.zeros(n_pages + 2, np.int64)
-        for p in range(n_pages):
+        table = count[h]
+        depth[:], worst[:], stamp[:], unwanted[:] = 0, 0, -1, True
+        size = 0
+        for p in range(n_pages - 1, -1, -1):
             if start_known[p]:
-                stamp[0, p] = p
-        flat = stamp.reshape(-1)
-        if start_known.any():
-            restack(flat, flat, known.reshape(-1), depth.reshape(-1), zero, bounds, stack, size, space, False, bucket,
-                    unused, held)  # fmt: skip
+                stack[size] = p
+                size += 1
+                depth[p], stamp[p] = size, p
         for t in range(ptr.shape[1] - 1):
-            advance(t, t + 1, ptr[h : h + 1], page, weight, no_order, birth_ptr, birth_page, by_want, cold, span,
-                    no_future, reads, stamp, known, born, no_next, depth, bucket, zero, demand_fetch, sticky, worst,
-                    hist[h : h + 1], weight_hist, fetch_hist, deepest, held, held_time, unused)  # fmt: skip
-            if held[0]:
-                restack(flat, flat, known.reshape(-1), depth.reshape(-1), zero, bounds, stack, size, space, False,
-                        bucket, unused, held)  # fmt: skip
-            held_time += held
-        held_end += held
+            base, deep, n = (t + 1) * 2 * n_pages, deepest[t], 0
+            first = U(ptr[h, t])
+            for i in range(first, U(ptr[h, t + 1])):
+                p = U(np.uint32(page[i]))
+                b = depth[p]
+                excused = unwanted[p] if cold else b == 0
+                unwanted[p] = False
+                stamp[p] = base + n_pages + np.int64(i - first)
+                if b > 0 and demand_fetch:
+                    fetch_hist[b] += 1
+                    depth[p] = 0
+                    pool[n] = p
+                    n += 1
+                elif by_want and b == 0:
+                    pool[n] = p
+                    n += 1
+                if sticky:
+                    b = max(b, worst[p])
+                    if not excused:
+                        worst[p] = b
+                if not excused:
+                    add_pair(table, U(b), weight[i])
+                    if b > deep:
+                        deep = b
+            deepest[t] = deep
+            if not by_want:
+                for j in range(birth_ptr[t], birth_ptr[t + 1]):
+                    p = birth_page[j]
+                    pool[n] = p
+                    n += 1
+                    stamp[p] = max(stamp[p], base + p)  # one that is wanted at once came in by that want
+            if n:
+                size = _merge(stack, size, pool, n, depth, stamp, stamp)
+                for k in range(size):
+                    depth[stack[k]] = k + 1
+            seen_hist[size] += 1
+        seen[h] = size
