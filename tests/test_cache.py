@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
+from wakekv import fetch, models
 from wakekv.cache import ReversibleCache
 from wakekv.cache.reading import How, bounds, digest
 from wakekv.errors import CacheError, InputError
@@ -40,7 +41,7 @@ def logits(model, cache, ids=IDS, padding=None, chunks=(PROMPT,)):
             seen = {} if padding is None else {
                 "attention_mask": padding[:, : at + n], "position_ids": positions[:, at : at + n]
             }  # fmt: skip
-            out.append(model(ids[:, at : at + n], past_key_values=cache, **seen).logits[:, -1])
+            out.append(model(ids[:, at : at + n], past_key_values=cache, logits_to_keep=1, **seen).logits[:, -1])
             at += n
     return torch.stack(out[len(chunks) - 1 :])
 
@@ -63,20 +64,36 @@ def test_with_room_for_all_pages_the_logits_are_the_full_caches(kind):
         assert torch.equal(through(model, ours(model, kernel="sdpa", policy="lfu")), full)
 
 
+def same_text(model, ids):
+    """Greedy text through ours, with room for all, is that of transformers' own cache, and so are the logits: the same
+    bits where the kernel is the same. Where it is not, 5e-5 was measured at logits up to 35, and 9e-5 between
+    transformers' own two kernels."""
+    n, steps = ids.shape[1], 12
+    cache = ReversibleCache(model.config, n, max_tokens=n + steps)
+    options = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0}
+    with cache.attached(model):
+        text = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options)
+    whole = logits(model, DynamicCache(config=model.config), ids=text, chunks=(n,))
+    assert torch.equal(whole[:-1].argmax(-1).T, text[:, n:])
+    for kernel, off in (("matmul", 1e-5 * whole.abs().max()), ("sdpa", 0.0)):
+        cache = ReversibleCache(model.config, n, max_tokens=n + steps, kernel=kernel)
+        found = through(model, cache, ids=text, chunks=(n,))
+        assert (found - whole).abs().max() <= off and torch.equal(found.argmax(-1), whole.argmax(-1))
+
+
 @pytest.mark.model
 def test_a_real_model_gives_the_full_caches_logits_and_text(smol):
-    model, ids = smol.model, smol.tokenizer("The tide comes in twice a day, " * 12, return_tensors="pt").input_ids
-    n, full, text = ids.shape[1], DynamicCache(config=model.config), []
-    with torch.inference_mode():
-        out = [model(ids, past_key_values=full).logits[:, -1]]
-        for _ in range(20):
-            text.append(out[-1].argmax(-1, keepdim=True))
-            out.append(model(text[-1], past_key_values=full).logits[:, -1])
-    whole, fed = torch.stack(out), torch.cat([ids, *text], 1)
-    for kernel, off in (("matmul", 1e-5 * whole.abs().max()), ("sdpa", 0.0)):
-        cache = ReversibleCache(model.config, n, max_tokens=n + 20, kernel=kernel)
-        found = through(model, cache, ids=fed, chunks=(n,))
-        assert (found - whole).abs().max() <= off and torch.equal(found.argmax(-1), whole.argmax(-1))
+    ids = smol.tokenizer("The tide comes in twice a day, " * 12, return_tensors="pt").input_ids
+    same_text(smol.model, ids)
+
+
+def test_so_does_one_most_of_whose_layers_have_a_window():
+    if not (fetch.cache() / "gemma3-270m").is_dir():
+        pytest.skip("gemma3-270m is not in the cache: python -m wakekv models --fetch gemma3-270m")
+    gemma = models.load("gemma3-270m")
+    ids = gemma.tokenizer("The tide comes in twice a day, " * 80, return_tensors="pt").input_ids
+    assert ids.shape[1] > gemma.model.config.sliding_window
+    same_text(gemma.model, ids)
 
 
 @pytest.mark.parametrize("settings", [{"mode": "eps", "eps": 0.0, "wants": 1}, {"policy": "full"}, {"wants": 1}])
@@ -336,5 +353,5 @@ def test_attention_with_sinks_of_its_own_is_refused():
     )
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     cache = ReversibleCache(config, 4, max_tokens=64)
-    with cache.attached(model), pytest.raises(CacheError, match="s_aux"):
+    with cache.attached(model), torch.no_grad(), pytest.raises(CacheError, match="s_aux"):
         model(IDS[:1], past_key_values=cache)

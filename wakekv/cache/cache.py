@@ -89,6 +89,8 @@ class ReversibleCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._attached:
             raise CacheError("this cache reads pages itself: run the model inside `with cache.attached(model):`")
+        if key_states.requires_grad:
+            raise CacheError("this cache keeps no gradients: run the model inside `with torch.no_grad():`")
         if layer_idx in self._seen:  # the pass before this one broke off
             self._undo()
         if not self._seen:
@@ -259,7 +261,8 @@ class ReversibleCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         raise CacheError(
-            "this cache cannot be cropped, since what a trim moved stays moved: call reset() and feed again"
+            "this cache cannot be cropped, as assisted decoding and prompt lookup need, since what a trim moved stays "
+            "moved: call reset() and feed again"
         )
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
