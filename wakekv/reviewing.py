@@ -18,7 +18,8 @@ def tables(options: argparse.Namespace) -> None:
     Replays the policies over page-level logs (by default every one in artifact/logs) and writes, as CSV and Markdown,
     04_sweep, 04_sweep_kv_heads, 05_table3 and 05_systems. Reactive, evict, frozen and the optimum cost in query heads
     what they cost on the whole logs, to the last miss. Not from these logs: R-KV and ReasonAlloc, which compare keys;
-    sections 2.1 and 2.2, which need positions; other page sizes. One prompt of each regime: no intervals.
+    sections 2.1 and 2.2, which need positions; other page sizes. One prompt of each regime: no intervals. Half a minute of
+    computing with numba (pip install '.[fast]'), much longer without.
 
     examples:
       python -m wakekv tables --out runs/shipped
@@ -35,7 +36,7 @@ def tables(options: argparse.Namespace) -> None:
     paths = [Path(path) for path in options.log] or _shipped()
     logs, budgets, paper = [open_log(path) for path in paths], PROFILES["default"].budgets, published()
     names = list(dict.fromkeys([*PAPER, *SEVEN, *SURVEY]))
-    needs_keys = [] if any(path.is_dir() for path in paths) else ["rkv", "reasonalloc"]
+    needs_keys = [] if all(path.is_dir() for path in paths) else ["rkv", "reasonalloc"]
     chosen = studies(logs, {name: POLICIES[name] for name in names if name not in needs_keys}, slow_budgets=budgets)
     first = studies(logs, PAPER)
     made = {
@@ -138,7 +139,7 @@ def site(options: argparse.Namespace) -> None:
     from wakekv.site import build
 
     logs = [Path(log) for log in options.log] or _shipped()
-    out = build(options.results or ROOT / "artifact", sorted(logs, key=_regime_first), options.out)
+    out = build(options.results or ROOT / "artifact", logs, options.out)
     files = [path for path in out.rglob("*") if path.is_file()]
     print(f"{out / 'index.html'}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
 
@@ -149,7 +150,7 @@ def _regime_first(path: Path) -> tuple:
 
 
 def _shipped() -> list[Path]:
-    found = sorted(path for path in SHIPPED.glob("*.npz") if not path.name.startswith("smoke_"))
+    found = sorted((p for p in SHIPPED.glob("*.npz") if not p.name.startswith("smoke_")), key=_regime_first)
     if not found:
         raise InputError(f"no shipped logs in {SHIPPED}: they lie in a checkout of the repository; or name a log")
     return found
