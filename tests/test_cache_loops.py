@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from wakekv.cache import host, loops
 from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer, Sizes
 from wakekv.cache.pool import EMPTY
-from wakekv.cache.reading import How, best_bounds, digest, over_slots
+from wakekv.cache.reading import How, best_bounds, bounds, digest, over_arrays, over_slots
 from wakekv.cache.swapping import Swapping
 from wakekv.policies import POLICIES
 
@@ -35,21 +37,27 @@ def random(*shape, seed=0):
 
 @pytest.mark.parametrize("group, n, d", [(1, 5, 8), (3, 22, 16), (4, 23, 7)])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_attention_and_bounds_are_those_of_torch(group, n, d, softcap, plainly):
+def test_attention_and_bounds_are_those_of_torch(group, n, d, softcap):
     query, keys, values = random(3, group, d), random(3, 24, d, seed=1), random(3, 24, d + 1, seed=2)
     hidden, how = torch.zeros(3, n, dtype=torch.bool), How(0.3, softcap)
     hidden[1, :2] = True
     for mask in (None, hidden):
-        ours, twin = (
-            over_slots(query, keys, values, n, mask, how),
-            plainly(over_slots, query, keys, values, n, mask, how),
-        )
-        for a, b in zip(ours, twin, strict=True):
+        ours = over_arrays(query, keys.numpy(), values.numpy(), n, mask, how)
+        for a, b in zip(ours, over_slots(query, keys[:, :n], values[:, :n], mask, how), strict=True):
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
     digests = digest(random(3, 9, 4, d, seed=3))
-    torch.testing.assert_close(
-        best_bounds(query, digests, 7, how), plainly(best_bounds, query, digests, 7, how), atol=1e-6, rtol=1e-5
-    )
+    twin = bounds(query, digests[:, :7], how).amax(1)
+    torch.testing.assert_close(best_bounds(query, digests.numpy(), 7, how), twin, atol=1e-6, rtol=1e-5)
+
+
+def test_a_view_follows_its_tensor_and_is_not_taken_along_by_a_copy():
+    views, first = loops.Views(), torch.zeros(2)
+    first += 1
+    assert views.of("x", first).tolist() == [1, 1] and views.of("x", first) is views.of("x", first)
+    assert views.of("x", first + 1).tolist() == [2, 2]
+    own, copied = copy.deepcopy((views, first))
+    copied += 4
+    assert own.of("x", copied).tolist() == [5, 5] and first.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -130,7 +130,7 @@ class Host:
         if slots is None:
             got = layer.reservoir.read(rows, pages)
         else:
-            got = layer.reservoir.move(rows, pages, slots, (layer.pool.keys, layer.pool.values))
+            got = layer.reservoir.move(rows, pages, slots, layer.pool.words())
         self.books.fetched += len(pages)
         self.books.fetched_bytes += len(pages) * layer.reservoir.page_bytes
         return got

@@ -10,8 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from wakekv.cache import loops
 from wakekv.cache.pool import EMPTY, Pool
-from wakekv.cache.reading import Block, How, best_bounds, bounds, digest, in_blocks, over_slots, page_weights
+from wakekv.cache.reading import (
+    Block,
+    How,
+    best_bounds,
+    bounds,
+    digest,
+    in_blocks,
+    over_arrays,
+    over_slots,
+    page_weights,
+)
 from wakekv.cache.reservoir import Reservoir
 from wakekv.errors import CacheError
 from wakekv.trace import PROMPT_ROWS
@@ -46,6 +57,7 @@ class PagedLayer(CacheLayerMixin):
         self.n_pad: torch.Tensor | None = None  # int64 [row]: tokens of padding on the left
         self.held: tuple[torch.Tensor, torch.Tensor] | None = None  # the pass's keys and values
         self._coming: tuple | None = None
+        self.views = loops.Views()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         batch, n_kv, _, d = key_states.shape
@@ -103,7 +115,10 @@ class PagedLayer(CacheLayerMixin):
 
     def best(self, query: torch.Tensor, how: How) -> torch.Tensor:
         """float32 [row, page]: the largest of `scores` over the queries."""
-        best = best_bounds(query, self.digests, self.n_closed, how)
+        if loops.serves(query, self.digests):
+            best = best_bounds(query, self.views.of("digests", self.digests), self.n_closed, how)
+        else:
+            best = bounds(query, self.digests[:, : self.n_closed], how).amax(1)
         return best if self.n_pad is None else best.masked_fill_(~self.real_pages(0, self.n_closed), -torch.inf)
 
     def real_pages(self, first: int, last: int) -> torch.Tensor:
@@ -117,7 +132,9 @@ class PagedLayer(CacheLayerMixin):
         """Attention of this step's queries [row, group, d] over the slots and the open page: (out, scores)."""
         pool = self.pool
         n = pool.n_slots * self.sizes.page + self.n_open + 1
-        return over_slots(query, pool.keys.flatten(1, 2), pool.values.flatten(1, 2), n, self._hidden(n), how)
+        if loops.serves(query, pool.keys):
+            return over_arrays(query, *pool.tokens(), n, self._hidden(n), how)
+        return over_slots(query, *(x.flatten(1, 2)[:, :n] for x in (pool.keys, pool.values)), self._hidden(n), how)
 
     def _hidden(self, n: int) -> torch.Tensor | None:
         pool, page = self.pool, self.sizes.page

@@ -6,6 +6,8 @@ Arrays are numpy views of the tensors they write to. numba is optional: without 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -25,6 +27,36 @@ def serves(*tensors: torch.Tensor) -> bool:
     """The loops that reckon can be used for these tensors."""
     return AVAILABLE and all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad
                              for x in tensors)  # fmt: skip
+
+
+class Views:
+    """numpy views of tensors in host memory, each made once for as long as the tensor is the same."""
+
+    def __init__(self):
+        self._made: dict[str, tuple[torch.Tensor, np.ndarray]] = {}
+
+    def of(self, name: str, tensor: torch.Tensor, shaped: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy):
+        """The view that `shaped` makes of a tensor, which goes by a name."""
+        made = self._made.get(name)
+        if made is None or made[0] is not tensor:
+            made = self._made[name] = tensor, shaped(tensor)
+        return made[1]
+
+    def __deepcopy__(self, memo: dict) -> Views:
+        return Views()  # the copy has tensors of its own
+
+
+def tokens(x: torch.Tensor) -> np.ndarray:
+    """[row, token, d] over the memory of pages [row, page, token, d]."""
+    return x.flatten(1, 2).numpy()
+
+
+def words(x: torch.Tensor) -> np.ndarray:
+    """[row, page, word] over the memory of pages [row, page, token, d]: words of 8 bytes if those make a page, else
+    of one."""
+    x = x.flatten(2)
+    whole = x.shape[2] * x.element_size() % 8 == 0
+    return x.view(torch.int64 if whole else torch.uint8).numpy()
 
 
 @njit(cache=True, fastmath=True, error_model="numpy")

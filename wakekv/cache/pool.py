@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+
+from wakekv.cache.loops import Views, tokens, words
 
 EMPTY = -1
 
@@ -23,6 +26,7 @@ class Pool:
         self.page_of = torch.full((rows, 0), EMPTY, device=device)
         self.stamp = torch.full((rows, 0), EMPTY, device=device)
         self.slot_of = torch.full((rows, n_pages), EMPTY, device=device)
+        self.views = Views()
         self.gaps = False  # some slot is empty, so attention needs a mask
 
     @property
@@ -69,6 +73,19 @@ class Pool:
         slots = self.slot_of[rows, pages]
         self.page_of[rows, slots], self.stamp[rows, slots], self.slot_of[rows, pages] = EMPTY, EMPTY, EMPTY
         self.gaps = self.gaps or len(rows) > 0
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The tables page_of, slot_of, stamp themselves, as numpy arrays, where they are in host memory."""
+        of = self.views.of
+        return of("page_of", self.page_of), of("slot_of", self.slot_of), of("stamp", self.stamp)
+
+    def words(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values as `loops.words`."""
+        return self.views.of("key words", self.keys, words), self.views.of("value words", self.values, words)
+
+    def tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values as `loops.tokens`: slots, then the open page."""
+        return self.views.of("keys", self.keys, tokens), self.views.of("values", self.values, tokens)
 
     def tables(self) -> tuple[torch.Tensor, ...]:
         """A copy of the tables, to go back to."""

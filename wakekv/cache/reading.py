@@ -48,35 +48,35 @@ def bounds(query: torch.Tensor, digests: torch.Tensor, how: How) -> torch.Tensor
     return how.scores(torch.cat([query.clamp(min=0), query.clamp(max=0)], -1), digests)
 
 
-def best_bounds(query: torch.Tensor, digests: torch.Tensor, n: int, how: How) -> torch.Tensor:
-    """float32 [row, page]: the largest `bounds` of the queries of a row, for the first n pages."""
-    if not loops.serves(query, digests):
-        return bounds(query, digests[:, :n], how).amax(1)
+def best_bounds(query: torch.Tensor, digests: np.ndarray, n: int, how: How) -> torch.Tensor:
+    """float32 [row, page]: the largest of the `bounds` of a row's queries, for the first n pages; compiled."""
     out, parts = query.new_empty(len(query), n), torch.cat([query.clamp(min=0), query.clamp(max=0)], -1)
-    loops.best_bounds(parts.numpy(), digests.numpy(), np.float32(how.scaling), out.numpy())
+    loops.best_bounds(parts.numpy(), digests, np.float32(how.scaling), out.numpy())
     return how.capped(out)
 
 
 def over_slots(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, n: int, hidden: torch.Tensor | None, how: How
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor | None, how: How
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [row, query, d], scores float32 [row, query, token]): attention of queries [row, query, d] over the first n
-    keys and values [row, token, d], but for `hidden` bool [row, token]. With grouped queries the group is the query
-    length: keys are never repeated."""
-    compiled = loops.serves(query, keys, values)
-    if compiled:
-        query, scores = query.contiguous(), query.new_empty(*query.shape[:2], n)
-        loops.products(query.numpy(), keys.numpy(), n, np.float32(how.scaling), scores.numpy())
-        how.capped(scores)
-    else:
-        scores = how.scores(query, keys[:, :n])
+    """(out [row, query, d], scores float32 [row, query, token]): attention of queries [row, query, d] over keys and
+    values [row, token, d], but for `hidden` bool [row, token]. With grouped queries the group is the query length: keys
+    are never repeated."""
+    scores = how.scores(query, keys)
     if hidden is not None:
         scores.masked_fill_(hidden[:, None], -torch.inf)
-    weights = torch.softmax(scores, -1)
-    if not compiled:
-        return torch.bmm(weights.to(values.dtype), values[:, :n]), scores
-    out = query.new_empty(*query.shape[:2], values.shape[-1])
-    loops.mixtures(weights.numpy(), values.numpy(), out.numpy())
+    return torch.bmm(torch.softmax(scores, -1).to(values.dtype), values), scores
+
+
+def over_arrays(
+    query: torch.Tensor, keys: np.ndarray, values: np.ndarray, n: int, hidden: torch.Tensor | None, how: How
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same over the first n tokens, compiled: the memory of keys and values is read once, at the speed it has."""
+    scores, out = query.new_empty(*query.shape[:2], n), query.new_empty(*query.shape[:2], values.shape[2])
+    loops.products(query.contiguous().numpy(), keys, n, np.float32(how.scaling), scores.numpy())
+    how.capped(scores)
+    if hidden is not None:
+        scores.masked_fill_(hidden[:, None], -torch.inf)
+    loops.mixtures(torch.softmax(scores, -1).numpy(), values, out.numpy())
     return out, scores
 
 

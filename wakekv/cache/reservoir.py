@@ -28,7 +28,7 @@ class Reservoir:
         self.device, self.folder = like[0].device, folder
         shapes = [(rows, n_pages, page, x.shape[-1]) for x in like]
         self.keys, self.values = (_room(shape, x, folder) for shape, x in zip(shapes, like, strict=True))
-        self.held = torch.zeros(rows, n_pages, dtype=torch.bool)
+        self.held, self.views = torch.zeros(rows, n_pages, dtype=torch.bool), loops.Views()
 
     @property
     def where(self) -> str:
@@ -51,13 +51,13 @@ class Reservoir:
         """
         return self._tried(rows.cpu(), pages.cpu())
 
-    def move(self, rows: np.ndarray, pages: np.ndarray, slots: np.ndarray, into: tuple[torch.Tensor, ...]) -> None:
-        """The same bytes straight into slots of (keys, values) [row, slot, token, d] in host memory; int64 [n] each.
-        All of them or, where it raises, none."""
-        self._tried(torch.from_numpy(rows), torch.from_numpy(pages), torch.from_numpy(slots), into)
+    def move(self, rows: np.ndarray, pages: np.ndarray, slots: np.ndarray, into: tuple[np.ndarray, ...]) -> None:
+        """The same bytes straight into slots of (keys, values) in host memory, as `loops.words` sees them; int64 [n]
+        each. All of them or, where it raises, none."""
+        self._tried(rows, pages, slots, into)
 
-    def _tried(self, rows: torch.Tensor, pages: torch.Tensor, *where) -> tuple[torch.Tensor, ...]:
-        held = self.held[rows, pages]
+    def _tried(self, rows, pages, *where) -> tuple[torch.Tensor, ...] | None:
+        held = (self.held if isinstance(rows, torch.Tensor) else self.views.of("held", self.held))[rows, pages]
         if not bool(held.all()):
             lost = int(pages[~held][0])
             raise CacheError(f"page {lost} was destroyed and cannot be fetched: a reversible policy keeps it")
@@ -72,12 +72,11 @@ class Reservoir:
                     ) from error
         raise AssertionError("not reached")
 
-    def _get(self, rows: torch.Tensor, pages: torch.Tensor, slots=None, into=None) -> tuple[torch.Tensor, ...]:
+    def _get(self, rows, pages, slots=None, into=None) -> tuple[torch.Tensor, ...] | None:
         if into is not None:
-            at = rows.numpy(), pages.numpy(), slots.numpy()
-            for x, y in zip((self.keys, self.values), into):
-                loops.copy(_words(x), _words(y), *at)
-            return into
+            loops.copy(self.views.of("keys", self.keys, loops.words), into[0], rows, pages, slots)
+            loops.copy(self.views.of("values", self.values, loops.words), into[1], rows, pages, slots)
+            return None
         flat = rows * self.keys.shape[1] + pages
         got = (x.flatten(0, 1).index_select(0, flat) for x in (self.keys, self.values))
         return tuple(x.to(self.device, non_blocking=True) for x in got)
@@ -126,11 +125,3 @@ def _room(shape: tuple[int, ...], like: torch.Tensor, folder: Path | None) -> to
     finally:
         os.close(handle)
         os.unlink(name)  # the mapping keeps the bytes; nothing is left behind when it goes
-
-
-def _words(x: torch.Tensor) -> np.ndarray:
-    """[row, page, word] over the memory of [row, page, token, d]: words of 8 bytes if pages are made of those, else of
-    one."""
-    x = x.flatten(2)
-    whole = x.shape[2] * x.element_size() % 8 == 0
-    return x.view(torch.int64 if whole else torch.uint8).numpy()

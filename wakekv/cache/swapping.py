@@ -46,7 +46,7 @@ class Swapping(Host):
 
     def _bring_compiled(self, layer: PagedLayer, wanted: Wanted, come: torch.Tensor, base: int) -> None:
         pool, found = layer.pool, np.empty((4, come.numel()), np.int64)
-        tables = pool.page_of.numpy(), pool.slot_of.numpy(), pool.stamp.numpy()
+        tables = pool.arrays()
         n = loops.assign(wanted.page.numpy(), wanted.real.numpy(), come.numpy(), base, *tables[1:], *found)
         if n:
             self.stalled = True
