@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tiny
+import torch
 
-from wakekv import results, trials
+from wakekv import quality, results, system, trials
 from wakekv.compare import load_rules
 from wakekv.errors import InputError
 from wakekv.profiles import PROFILES
@@ -82,12 +84,39 @@ def test_comparing_two_runs_judges_what_was_counted_and_not_what_was_timed():
     assert not judged("tables/06_stalls_timed.csv") and not judged("figures/06_growth_timed.csv")
 
 
-@pytest.mark.model
-def test_the_smoke_profile_measures_each_kind(tmp_path):
-    it = bench("smoke", tmp_path)
-    steps, exact, rows = it.ten_steps(), it.exactness(), it.contest()
-    assert steps["reversible"]["fetched"] == steps["reversible"]["equal"] > 0
-    assert all(row["equal_text"] for row in exact) and all(row["replay_differs"] == 0 for row in rows)
-    assert {row["arm"] for row in it.needles()} == {"full", *{row["arm"] for row in rows}}
-    assert {row["context"] for row in it.growth()} == set(it.sizes.contexts)
-    assert it.parts()[0]["settings"] == "dynamic"
+ASKED = {  # a small question of each kind
+    "watch": {"length": 120, "n_tokens": 20, "budget": 3, "wants": 2},
+    "exactness": {"length": 60, "n_tokens": 4},
+    "contest": {"regime": "niah", "seed": 0, "length": 60, "budgets": (2, 3), "n_tokens": 12},
+    "parts": {"context": 60, "budget": 2, "steps": 5},
+    "needles": {"length": 60, "depth": 0.5, "seeds": (0,), "budgets": (2,), "n_tokens": 4},
+    "growth": {"contexts": (48, 80), "budget": 2, "steps": 4},
+}
+
+
+@pytest.mark.parametrize("kind", trials.TRIALS)
+def test_each_kind_of_trial_ends_in_rows_that_are_json(kind, tmp_path, monkeypatch):
+    loaded = tiny.loaded(max_position_embeddings=256)
+    loaded.model.set_attn_implementation("sdpa")
+    loaded.tokenizer.decode = lambda ids: " ".join(map(str, ids))
+
+    def build(regime, tokenizer, *, length=80, scripted=True, **_):
+        return SimpleNamespace(**vars(tiny.prompt(length, 40 if scripted else None)), answer="17")
+
+    for module in (trials, quality):
+        monkeypatch.setattr(module, "build", build)
+    monkeypatch.setattr(
+        system, "passages", lambda tokenizer, b, n: torch.arange(b * n).view(b, n) * 7 % loaded.model.config.vocab_size
+    )
+    monkeypatch.setattr(results, "_loaded", lambda **model: loaded)
+    it = Bench(PROFILES["smoke"], tmp_path, SIZES["smoke"])
+    (found,) = it._all(kind, {"it": ASKED[kind]})
+    assert found and it._all(kind, {"it": ASKED[kind]}) == [found]
+    if kind == "watch":
+        assert found["reversible"]["fetched"] == found["reversible"]["equal"] > 0 == found["destructive"]["fetched"]
+        assert found["reversible"]["head"] == found["destructive"]["head"]
+    if kind in ("contest", "needles"):
+        assert set(trials.KINDS) <= {row["arm"] for row in found}
+    if kind in ("parts", "growth"):
+        assert len({row["context"] for row in found}) == (1 if kind == "parts" else 2)
+        assert {"policy=reactive", "policy=evict"} <= {row["settings"] for row in found}

@@ -71,7 +71,7 @@ class Bench:
 
     def ten_steps(self) -> dict[str, dict]:
         """twin -> `trials.watch` of one head, the same for both."""
-        asked = {"length": 800, "n_tokens": self.sizes.watched, "budget": 16, "wants": 8}
+        asked = {"length": min(800, self.sizes.length), "n_tokens": self.sizes.watched, "budget": 16, "wants": 8}
         return self._one("ten_steps", "watch", asked)
 
     def exactness(self) -> list[dict]:
@@ -191,8 +191,8 @@ def _kept(path: Path, key: str) -> Any:
 
 SIZES = {
     "smoke": Sizes(
-        length=800, seeds=(0,), regimes=("niah",), budgets=(8, 16), n_tokens=6,
-        needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(8,), needle_tokens=12,
+        length=550, seeds=(0,), regimes=("niah",), budgets=(8, 16), n_tokens=6,
+        needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(8,), needle_tokens=20,
         contexts=(128, 256), timed=256, budget=8, steps=5, exact=300, greedy=8, watched=14,
     ),
     "default": Sizes(
