@@ -200,7 +200,7 @@ def claim_values(chosen: Sequence[Study], budgets: Sequence[int]) -> dict[str, d
     cot = [study for study in chosen if study.regime == "cot"]
     for claim, other, at in ("evict-exception", "evict", 0), ("rkv-example", "rkv", len(budgets) - 2):
         inside = [b for b in budgets if cot and b <= cot[0].n_pages]
-        found[claim] = _ratio(cot[0], other, inside[min(at, len(inside) - 1)]) if inside else {"note": "no cot log"}
+        found[claim] = ratio_at(cot[0], other, inside[min(at, len(inside) - 1)]) if inside else {"note": "no cot log"}
     return found
 
 
@@ -219,7 +219,7 @@ def _most_memory(chosen: Sequence[Study], budgets: Sequence[int]) -> dict:
     return {"value": float(max(ratios)), "note": ratios[max(ratios)]}
 
 
-def _ratio(study: Study, other: str, budget: int) -> dict:
+def ratio_at(study: Study, other: str, budget: int) -> dict:
     """Reactive's misses over the other's, at the other's memory for one budget, with the interval over prompts."""
     duel = against(study, other, method_of(other), [budget])
     points = [tally.points[0] for tally in duel.prompts if tally.matched]
