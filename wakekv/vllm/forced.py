@@ -31,8 +31,3 @@ class Forced(AdapterLogitsProcessor):
             return forced
 
         return force
-
-
-def divergence(full: list[torch.Tensor], some: list[torch.Tensor]) -> list[float]:
-    """KL(full || some) in nats of each token."""
-    return [float((p.double().exp() * (p.double() - q.double())).sum().clamp(min=0)) for p, q in zip(full, some)]
