@@ -214,7 +214,9 @@ def _records(a: Mapping, b: Mapping) -> dict[str, Any]:
 
 def as_text(found: Mapping[str, Any]) -> str:
     """The comparison for a terminal: what differs, a line each; then the sum."""
-    lines = [f"a: {found['a']}", f"b: {found['b']}"]
+    lines = [
+        f"{side}: {found[side]}" + (f", profile {p}" if p else "") for side, p in zip("ab", found["record"]["profile"])
+    ]
     lines += [f"{entry['file']}: only in {entry['in']}" for entry in found["only_in_one"]]
     for table in found["tables"]:
         changed = table["differing"] + table["texts"] + table.get("rows_in_one", 0)

@@ -18,8 +18,8 @@ def tables(options: argparse.Namespace) -> None:
     Replays the policies over page-level logs (by default every one in artifact/logs) and writes, as CSV and Markdown,
     04_sweep, 04_sweep_kv_heads, 05_table3 and 05_systems. Reactive, evict, frozen and the optimum cost in query heads
     what they cost on the whole logs, to the last miss. Not from these logs: R-KV and ReasonAlloc, which compare keys;
-    sections 2.1 and 2.2, which need positions; other page sizes. One prompt of each regime: no intervals. Half a minute of
-    computing with numba (pip install '.[fast]'), much longer without.
+    sections 2.1 and 2.2, which need positions; other page sizes. One prompt of each regime: no intervals. Half a minute
+    of computing with numba (pip install '.[fast]'), much longer without.
 
     examples:
       python -m wakekv tables --out runs/shipped

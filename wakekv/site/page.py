@@ -64,7 +64,7 @@ class Page:
             to = explorer_link(log, head, _number("B =", image.says), "reactive")
             link = f' <a href="{to}">{"This head" if head is not None else "Heads one by one"} in the explorer</a>'
         return (
-            f'<figure><img src="img/{image.file}" alt="{says}" loading="lazy">'
+            f'<figure><a href="img/{image.file}"><img src="img/{image.file}" alt="{says}" loading="lazy"></a>'
             f"<figcaption>{says}{'.' if says else ''}{link}</figcaption></figure>"
         )
 
