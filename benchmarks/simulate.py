@@ -1,13 +1,19 @@
-"""How fast is one pass? Every ratio is of two things timed in this one run, on one core.
+"""How fast is one pass? Every ratio is of two things timed in this one run, in CPU seconds of one core.
 
-    python benchmarks/simulate.py --json
+    OMP_NUM_THREADS=1 python benchmarks/simulate.py --json --out benchmarks/results/simulate.json
 
 ordereddict_sweep  time of a 64-budget sweep with an OrderedDict cache over the time of `curves`, same wants
 libcachesim_sweep  the same against libcachesim's LRU at 64 sizes (its misses are checked against ours, sequential mode)
-bound_fraction     time of one table update a want over the time of `curves` for reactive: 1 would be the bound
+bound_fraction     time of one table update a want over the time of `curves` for reactive: 1 would be the bound. The
+                   loop of updates is as one would write it, `table[page[i]] += 1`, and so tests each index for being
+                   negative, which takes most of its time
+bound_fraction_unsigned   the same with unsigned indices, which are not tested: the bound of the machine
 any_rank           time of 64 replays of a policy written in Python over the time of its `curves`
 study_seconds      seconds for --study wants (10^8) through the paper's seven policies after loading: every budget of
                    six, and the paper's four of ReasonAlloc, whose floors need a replay a budget
+study_cpu_seconds  the same of CPU seconds, which other processes disturb less
+study_extra_memory_bytes   the most memory in use meanwhile, over that in use once the log was loaded
+study_head_bytes   the log of one head, in memory
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shlex
 import sys
 import tempfile
 import time
@@ -24,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
+from wakekv.claims import hardware
 from wakekv.demand import Demand
 from wakekv.kernels.jit import njit
 from wakekv.policies import POLICIES, Policy
@@ -91,6 +99,13 @@ def _one_update_per_want(ptr, page, table):
             table[page[i]] += 1
 
 
+@njit(cache=True)
+def _one_unsigned_update_per_want(ptr, page, table):
+    for h in range(len(ptr)):
+        for i in range(np.uint64(ptr[h, 0]), np.uint64(ptr[h, -1])):
+            table[np.uint64(np.uint32(page[i]))] += 1
+
+
 def ordered_dict_sweep(demand: Demand) -> None:
     for h in range(demand.n_heads):
         pages = demand.page[demand.ptr[h, 0] : demand.ptr[h, -1]].tolist()
@@ -118,33 +133,61 @@ def libcachesim_sweep(demand: Demand, folder: Path) -> tuple[float, list[int]]:
     path = folder / "requests.bin"
     requests.tofile(path)
     misses = []
-    start = time.perf_counter()
+    start = time.process_time()
     for budget in SWEEP:
         reader = libcachesim.TraceReader(str(path), libcachesim.TraceType.ORACLE_GENERAL_TRACE)
         miss_ratio, _ = libcachesim.LRU(budget).process_trace(reader)
         misses.append(round(miss_ratio * demand.n_wants))
-    return time.perf_counter() - start, misses
+    return time.process_time() - start, misses
 
 
-def seconds(work, *args, repeats: int = 3) -> float:
-    """The fastest of a few runs, the first (which compiles) thrown away."""
-    work(*args)
-    times = []
+def seconds(*works, repeats: int = 15) -> list[float]:
+    """The fastest of some runs of each, taking turns; the first of each (which compiles) thrown away."""
+    times = [[] for _ in works]
+    for work in works:
+        work()
     for _ in range(repeats):
-        start = time.perf_counter()
-        work(*args)
-        times.append(time.perf_counter() - start)
-    return min(times)
+        for work, spent in zip(works, times, strict=True):
+            start = time.process_time()
+            work()
+            spent.append(time.process_time() - start)
+    return [min(spent) for spent in times]
+
+
+class Memory:
+    """bytes: the most memory that this process used since, over what it used then."""
+
+    def __init__(self):
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+        except OSError:
+            pass  # then it is the highest there ever was, and what is used below that does not show
+        self._before = self._peak()
+
+    @staticmethod
+    def _peak() -> int:
+        status = Path("/proc/self/status")
+        if not status.exists():
+            return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return 1024 * next(int(x.split()[1]) for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+
+    @property
+    def bytes(self) -> int:
+        return self._peak() - self._before
 
 
 def measure(n_wants: int, study: int) -> dict:
     demand = made_up(n_wants)
     print(f"{demand.n_wants:,} wants, {demand.n_heads} heads, {demand.n_pages} pages", file=sys.stderr)
-    ours = seconds(curves, demand, POLICIES["reactive"])
-    bound = seconds(_one_update_per_want, demand.ptr, demand.page, np.zeros(demand.n_pages, np.int64))
-    start = time.perf_counter()
+    table = np.zeros(demand.n_pages, np.int64)
+    ours, bound, unsigned = seconds(
+        lambda: curves(demand, POLICIES["reactive"]),
+        lambda: _one_update_per_want(demand.ptr, demand.page, table),
+        lambda: _one_unsigned_update_per_want(demand.ptr, demand.page, table),
+    )
+    start = time.process_time()
     ordered_dict_sweep(demand)
-    ordered = time.perf_counter() - start
+    ordered = time.process_time() - start
     with tempfile.TemporaryDirectory() as folder:
         library, misses = libcachesim_sweep(demand, Path(folder))
     few = made_up(200_000, n_heads=16)
@@ -154,15 +197,16 @@ def measure(n_wants: int, study: int) -> dict:
     sequential = curves(few, POLICIES["reactive"], [4, 16, 64], "sequential").misses + first
     if [checked[b - 1] for b in (4, 16, 64)] != sequential.tolist():
         raise SystemExit(f"libcachesim misses {checked} and ours {sequential.tolist()} differ: the comparison is void")
-    swept = seconds(curves, few, OwnRank())
-    start = time.perf_counter()
+    (swept,) = seconds(lambda: curves(few, OwnRank()), repeats=3)
+    start = time.process_time()
     for budget in SWEEP:
         replay(few, OwnRank(), budget)
-    replayed = time.perf_counter() - start
+    replayed = time.process_time() - start
     result = {
         "ordereddict_sweep": ordered / ours,
         "libcachesim_sweep": library / ours,
         "bound_fraction": bound / ours,
+        "bound_fraction_unsigned": unsigned / ours,
         "any_rank": replayed / swept,
         "reactive_wants_per_s": demand.n_wants / ours,
     }
@@ -171,8 +215,7 @@ def measure(n_wants: int, study: int) -> dict:
         small = made_up(2_000_000, n_heads=270)
         for name in PAPER:  # compile
             curves(small, POLICIES[name], SWEPT if POLICIES[name].floor else None)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        each = {}
+        memory, each, cpu = Memory(), {}, time.process_time()
         for name in PAPER:
             start = time.perf_counter()
             curves(large, POLICIES[name], SWEPT if POLICIES[name].floor else None)
@@ -180,8 +223,10 @@ def measure(n_wants: int, study: int) -> dict:
         result |= {
             "study_wants": large.n_wants,
             "study_seconds": round(sum(each.values()), 2),
+            "study_cpu_seconds": round(time.process_time() - cpu, 2),
             "study_seconds_each": each,
-            "study_extra_memory_bytes": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),
+            "study_extra_memory_bytes": memory.bytes,
+            "study_head_bytes": sum(a.nbytes for a in (large.ptr, large.page, large.weight)) // large.n_heads,
         }
     return result
 
@@ -191,8 +236,13 @@ def main() -> None:
     parser.add_argument("--wants", type=int, default=2_000_000, help="wants in the sweeps' log (default: %(default)s)")
     parser.add_argument("--study", type=int, default=100_000_000, help="wants in the study, 0 to leave it out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, help="a file for the same, with the hardware and the command")
     options = parser.parse_args()
     result = measure(options.wants, options.study)
+    if options.out:
+        told = {"hardware": hardware(), "command": shlex.join(["python", *sys.argv]), "result": result}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     if options.json:
         print(json.dumps(result))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections import OrderedDict
@@ -29,7 +30,7 @@ VARIANTS = {
 }
 
 
-def random_demand(rng, first_touch, n_heads=None, n_steps=20, n_pages=8) -> Demand:
+def random_demand(rng, first_touch, n_heads=None, n_steps=20, n_pages=8, most=5) -> Demand:
     created = np.maximum(np.sort(rng.integers(-n_steps // 2, n_steps, n_pages)), -1)
     created[0] = -1
     wants = []
@@ -37,7 +38,7 @@ def random_demand(rng, first_touch, n_heads=None, n_steps=20, n_pages=8) -> Dema
         steps = []
         for t in range(n_steps):
             there = np.flatnonzero(created <= t)
-            pages = rng.choice(there, rng.integers(0, min(5, len(there)) + 1), replace=False)
+            pages = rng.choice(there, rng.integers(0, min(most, len(there)) + 1), replace=False)
             steps.append({int(p): float(rng.integers(1, 4)) for p in pages})
         wants.append(steps)
     rows = rng.random((len(wants), 32, n_pages)).astype(np.float32)
@@ -80,6 +81,39 @@ def test_one_pass_equals_the_replay_at_every_budget(name, first_touch):
                 pairs += 1
         if pairs >= PAIRS / (2 * len(POLICIES)):
             break
+
+
+@pytest.mark.parametrize("first_touch", ["cold", "warm"])
+def test_long_logs_and_wide_steps_make_no_difference(first_touch):
+    """Rows of bits that are packed, steps of more than a word of them, more steps than are taken at once."""
+    rng = np.random.default_rng(23)
+    wide = random_demand(rng, first_touch, n_heads=2, n_steps=60, n_pages=220, most=150)
+    long = random_demand(rng, first_touch, n_heads=2, n_steps=600, n_pages=40)
+    for demand in (wide, long):
+        for name in ("reactive", "evict", "shadow", "adakv", "frozen"):
+            for changes in ({}, {"start": "prompt"}, {"every": 550}, {"scope": "layer", "floor": 0.5, "every": 0}):
+                policy = POLICIES[name].but(**changes)
+                whole = curves(demand, policy)
+                for budget in (9, 100 if demand is wide else 20):
+                    assert_same(whole.at([budget]), replay(demand, policy, budget), f"{name}, {changes}, B={budget}")
+
+
+def test_the_order_among_all_heads_is_that_of_the_demand():
+    rng = np.random.default_rng(29)
+    for n_steps in (1, 7, 40):
+        demand = random_demand(rng, "cold", n_heads=6, n_steps=n_steps, n_pages=12)
+        weight = np.where(demand.weight == 1, rng.choice([0.0, -0.0], demand.n_wants), demand.weight * 1e-3)
+        demand = dataclasses.replace(demand, weight=weight.astype(np.float32))
+        stamps, expected = 1000, np.full((demand.n_heads, demand.n_pages), -1, np.int64)
+        base = (demand.step_of.astype(np.int64) + 1) * stamps + expected.size + demand.order
+        np.maximum.at(expected, (demand.head_of, demand.page), base)
+        for stops in ([n_steps], [1, n_steps], [n_steps // 2, n_steps - 1, n_steps]):
+            found, start = np.full_like(expected, -1), 0
+            for stop in stops:
+                bits = demand.weight.view(np.uint32)
+                kernels.stamp(start, stop, demand.ptr, demand.page, bits, stamps, found)
+                start = stop
+            assert (found == expected).all()
 
 
 def brute_force_recency(demand: Demand, budget: int, reversible: bool) -> int:

@@ -9,6 +9,8 @@ in E^k and not in E^{k-1}, holds all budgets at once, and a want at depth d miss
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from . import kernels
@@ -98,6 +100,14 @@ def _buckets(share: np.ndarray, groups: np.ndarray, n_pages: int) -> np.ndarray:
     return np.array([np.searchsorted(limit, depth) for limit in limits], np.int32)
 
 
+def _stretches(n_steps: int, every: int) -> Iterator[tuple[int, bool]]:
+    """(stop, trims): steps are taken up to `stop` at once, 512 at most, and then there is a trim or there is none."""
+    step = 0
+    while step < n_steps:
+        step = min(n_steps, step + 512, (step // every + 1) * every if every else n_steps)
+        yield step, every > 0 and step % every == 0
+
+
 def _sweep(demand: Demand, policy: Policy) -> Curves:
     """Any order of pages that does not look at the budget, at every budget (the theorem above)."""
     n, shape = demand.n_pages, (demand.n_heads, demand.n_pages)
@@ -124,15 +134,12 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
     if seen.known.any():
         trim_all()
         fetch_hist[:] = 0
-    step = 0
-    while step < demand.n_steps:
-        stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
+    for stop, trims in _stretches(demand.n_steps, policy.every):
         seen.advance(stop, kernels.advance, depth, bucket, groups, demand_fetch, policy.sticky, worst,
                      count, fetch_hist, deepest, held, held_time, peak)  # fmt: skip
-        if policy.every and stop % policy.every == 0 and (rerank or held[0]):  # else nothing has moved
+        if trims and (rerank or held[0]):  # else nothing has moved
             trim_all()
         kernels.account(held, held_time, peak)
-        step = stop
     return _by_bucket(demand, policy, count, fetch_hist, deepest, np.cumsum(held_time), peak)
 
 
@@ -169,18 +176,15 @@ def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
         trim_all()
         fetched[:] = 0
     settled = held.copy()  # resident pages when the last trim was done
-    step = 0
-    while step < demand.n_steps:
-        stop = demand.n_steps if not policy.every else min(demand.n_steps, (step // policy.every + 1) * policy.every)
+    for stop, trims in _stretches(demand.n_steps, policy.every):
         seen.advance(stop, kernels.advance_each, resident, everywhere, demand_fetch, policy.sticky, dead,
                      misses, missed_weight, fetched, stalled, held, held_time, peak)  # fmt: skip
-        if policy.every and stop % policy.every == 0 and (rerank or (held != settled).any()):  # else nothing has moved
+        if trims and (rerank or (held != settled).any()):  # else nothing has moved
             trim_all()
             settled = held.copy()
         held_time += held
         np.maximum(peak, held, out=peak)
-        step = stop
-    missed = (stalled[:, np.arange(n) // 64] >> np.arange(n, dtype=np.uint64) % np.uint64(64)) & np.uint64(1)
+    stalls = [np.count_nonzero(stalled[:, b // 64] & np.uint64(1 << b % 64)) for b in range(n)]
     return counted(
         demand,
         policy,
@@ -192,6 +196,6 @@ def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:
         mean_pages=held_time / demand.n_steps,
         peak_pages=peak,
         fetched=fetched,
-        stall_steps=missed.sum(0, dtype=np.int64),
+        stall_steps=np.array(stalls),
         head_misses=misses[:, :n],
     )

@@ -17,12 +17,14 @@ from .policy import Policy
 def adjacent_jaccard(demand: Demand) -> np.ndarray:
     """float [head]: mean Jaccard overlap of the wants of adjacent steps; 0 for a log of one step, pairs of empty
     steps left out."""
-    common = np.zeros((demand.n_heads, demand.n_steps - 1), np.int64)
-    kernels.adjacent_common(demand.ptr, demand.page, demand.n_pages, common)
-    size = np.diff(demand.ptr, axis=1)
-    union = size[:, :-1] + size[:, 1:] - common
-    n = (union > 0).sum(1)
-    return np.where(union > 0, common / np.maximum(union, 1), 0.0).sum(1) / np.maximum(n, 1)
+    common, mean = np.zeros((1, demand.n_steps - 1), np.int64), np.zeros(demand.n_heads)
+    for h in range(demand.n_heads):
+        common[:] = 0
+        kernels.adjacent_common(demand.ptr[h : h + 1], demand.page, demand.n_pages, common)
+        size = np.diff(demand.ptr[h])
+        union = size[:-1] + size[1:] - common[0]
+        mean[h] = np.where(union > 0, common[0] / np.maximum(union, 1), 0.0).sum() / max((union > 0).sum(), 1)
+    return mean
 
 
 @dataclass(frozen=True)
