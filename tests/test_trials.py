@@ -80,6 +80,7 @@ def test_what_is_told_of_a_head_is_what_its_cache_did(start, watched, arm):
             assert not one["fetched"] and not one["bytes_in"]
         assert (one["bytes_out"] > 0) == (one["closed"] is not None)
     assert [one["step"] for one in seen["steps"]] == list(range(20, 30))
+    assert seen["n_pages"] == (60 + 20) // 4
     assert any(one["closed"] is not None for one in seen["steps"])
 
 

@@ -25,10 +25,11 @@ def watch(
 
     start holds one sequence; settings: as for its `again`.  head: counted over all layers with pages; None: the one
     with the most pages that leave and return within these steps (ties: the first).
-    Returns head, layer, kv_head, budget, page_bytes, and steps: one dict a step, lists of pages (resident, as it
-    began; wanted; missed; fetched; demoted), closed (the page that its token filled, or None), bytes_in (slow to fast)
-    and bytes_out (fast to slow). And of all heads: heads, fetched, equal (fetched pages whose bytes in their slot have
-    the SHA-256 of what was written when the page was full), fetched_bytes (as in the books), written_bytes.
+    Returns head, layer, kv_head, budget, page_bytes, n_pages (full ones, as the first of the steps begins) and steps:
+    one dict a step, lists of pages (resident, as it began; wanted; missed; fetched; demoted), closed (the page that its
+    token filled, or None), bytes_in (slow to fast) and bytes_out (fast to slow). And of all heads: heads, fetched,
+    equal (fetched pages whose bytes in their slot have the SHA-256 of what was written when the page was full),
+    fetched_bytes (as in the books), written_bytes.
     InputError for too few tokens, or a head that is not there.
     """
     if not 1 <= steps < len(tokens):
@@ -56,7 +57,7 @@ def watch(
     closed = sum(one["closed"] is not None for one in seen)
     return {
         "head": head, "layer": int(wants.layer[head]), "kv_head": head % n_kv, "budget": cache.steps.budget,
-        "first_step": first, "page_bytes": page_bytes, "n_pages": len(before[0]), "steps": of_head,
+        "first_step": first, "page_bytes": page_bytes, "n_pages": seen[0]["before"].shape[1], "steps": of_head,
         "heads": wants.n_heads, "fetched": int(sum(one["came"].sum() for one in seen)),
         "equal": int(sum(one["equal"] for one in seen)),
         "fetched_bytes": cache.books.fetched_bytes - booked, "written_bytes": closed * page_bytes * wants.n_heads,

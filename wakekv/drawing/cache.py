@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from wakekv import stats, twins
 from wakekv.drawing.mechanism import DESTROYED, FETCHED, LOST, READ, RESERVOIR, RESIDENT, STATES, UNSEEN
@@ -134,7 +134,7 @@ def equal_memory(rows: Sequence[Mapping], about: str, resamples: int = stats.RES
             for arm, line in of.groupby("arm", sort=False):
                 axes.plot(line["budget"], line["estimate"], **LOOK[arm])
                 axes.fill_between(line["budget"], line["lo"], line["hi"], color=LOOK[arm]["color"], alpha=0.12, lw=0)
-            axes.set_yscale("log" if what == "kl_mean" else "linear")
+            _logarithmic(axes) if what == "kl_mean" else axes.set_ylim(0, None)
             _budgets(axes, sorted(set(numbers["budget"])))
             if axes in grid[:, 0]:
                 axes.set_ylabel(label + (", nats a token" if what == "kl_mean" else ""))
@@ -146,6 +146,13 @@ def equal_memory(rows: Sequence[Mapping], about: str, resamples: int = stats.RES
     return Picture(
         figure, numbers, "KL, agreement and misses of a reversible cache and its destructive twins by budget"
     )
+
+
+def _logarithmic(axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
 
 
 def _budgets(axes, budgets: Sequence[int]) -> None:
@@ -177,7 +184,8 @@ def stall_price(rows: Sequence[Mapping], about: str) -> Picture:
             for arm, point in points.iterrows():
                 axes.plot(*point, **LOOK[arm] | {"linestyle": ""})
             axes.annotate(f"B = {budget}", pair[1], (4, 3), textcoords="offset points", fontsize=6.5)
-        axes.set(yscale="log", title=regime, xlabel="waiting for pages, ms a step")
+        axes.set(title=regime, xlabel="waiting for pages, ms a step")
+        _logarithmic(axes)
     grid[0].set_ylabel("KL to full, nats a token")
     _arms(figure)
     return Picture(figure, means, "Stall time paid against KL to the full cache, by budget")
