@@ -10,7 +10,7 @@ vs_dynamic     seconds a step with transformers' DynamicCache over seconds a ste
 vs_static      the same for a preallocated StaticCache
 vs_dynamic_cpu, vs_static_cpu   the same of CPU seconds, which other processes disturb less
 kl_mean        KL(full || ours) in nats a token, over all tokens fed after the context
-destructive_kl_mean   the same with one flag changed, reversible=False, at the same budget
+destructive_kl_mean   with --destructive: the same with one flag changed, reversible=False, at the same budget
 scoring_share  share of our step that ranks, chooses, moves and trims pages
 over_budget    bytes on the fast tier over those of the budget, the digests and the open page
 """
@@ -48,7 +48,8 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[6000], help="default: %(default)s")
     for name, default in (("batch", 4), ("steps", 66), ("budget", 96), ("wants", 32)):
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
-    parser.add_argument("--every", type=int, nargs="*", default=[4], help="lagged ones beside the exact one")
+    parser.add_argument("--every", type=int, nargs="*", default=[], help="lagged ones beside the exact one")
+    parser.add_argument("--destructive", action="store_true", help="its twin that keeps nothing beside it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", help="a file for the same and every row, with what it takes to run it again")
     asked = parser.parse_args()
@@ -56,7 +57,8 @@ def main() -> None:
     loaded = load(asked.model, dtype="float32", device="cpu")
     ours = {"budget": asked.budget, "wants": asked.wants}
     lagged = [{**ours, "mode": "lagged", "every": every} for every in asked.every]
-    caches = [{**ours, "mode": "exact"}, *lagged, {**ours, "mode": "exact", "policy": "evict"}]
+    twin = [{**ours, "mode": "exact", "policy": "evict"}] if asked.destructive else []
+    caches = [{**ours, "mode": "exact"}, *lagged, *twin]  # each holds the text once more, as do both of transformers'
     sizes = {"contexts": asked.contexts, "batches": [asked.batch], "steps": asked.steps}
     rows = system.sweep(loaded, caches, **sizes, chunk=max(asked.contexts), **ours)
     result = verdict([row for row in rows if row["context"] == max(asked.contexts)])

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from wakekv.attention import REFUSED
 from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer, Sizes
 from wakekv.cache.reading import How
@@ -26,8 +27,6 @@ from wakekv.cache.settings import Settings
 from wakekv.cache.steps import Steps, windowed
 from wakekv.demand import Demand
 from wakekv.errors import CacheError, InputError
-
-REFUSED = ("s_aux", "position_bias")  # arguments that change the weights in ways that are not implemented here
 
 
 class ReversibleCache(Cache):
