@@ -87,10 +87,17 @@ class Counted:
         return f"{self.model} / {self.regime}"
 
 
-def count(log: Trace | Path | str, unit: str, rules: Mapping[str, Policy] = RULES, slow: Sequence[int] = ()) -> Counted:
-    """A log under the paper's rule and others, at every budget; those with a floor at the budgets `slow` only."""
+def count(
+    log: Trace | Path | str,
+    unit: str,
+    rules: Mapping[str, Policy] = RULES,
+    slow: Sequence[int] = (),
+    steps: int | None = None,
+) -> Counted:
+    """A log (or its first `steps`) under the paper's rule and others at every budget; those with a floor at `slow`."""
     trace = _opened(log)
     wants = demand(trace, unit)
+    wants = wants if steps is None or steps >= wants.n_steps else wants.until(steps)
     found = {PAPER: curves(wants, POLICIES[PAPER])}
     for name, rule in rules.items():
         if name != PAPER:
@@ -124,11 +131,12 @@ def count_all(
     more: Mapping[str, Mapping[str, Policy]] | None = None,
     units: Sequence[str] = UNITS,
     slow: Sequence[int] = (),
+    steps: int | None = None,
     workers: int = 1,
 ) -> list[Counted]:
     """`count` of every log in each unit, `workers` at a time; more: further rules of a unit. The same numbers whatever
     the number of workers."""
-    tasks = [(path, unit, {**rules, **(more or {}).get(unit, {})}, slow) for path in paths for unit in units]
+    tasks = [(path, unit, {**rules, **(more or {}).get(unit, {})}, slow, steps) for path in paths for unit in units]
     if workers == 1:
         return [count(*task) for task in tasks]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -205,6 +213,11 @@ def gap(cases: Sequence[Counted], rule: str, budget: int, floor: str = "optimum"
     counts = np.array(
         [[case.misses[name][budget - 1] for name in (PAPER, rule, floor)] + [case.wants.sum()] for case in cases], float
     )
+    return measures(counts, resamples)
+
+
+def measures(counts: np.ndarray, resamples: int = stats.RESAMPLES) -> list[stats.Estimate]:
+    """As `gap`, from counts [prompt, 4]: misses of the paper's rule, of the rule and of the optimum, and wants."""
     return [stats.bootstrap(counts, what, resamples=resamples) for what in (_rate, _saved, _closed)]
 
 
@@ -217,7 +230,9 @@ def _saved(total):
 
 
 def _closed(total):
-    return (total[..., 0] - total[..., 1]) / (total[..., 0] - total[..., 2])
+    """nan where the paper's rule misses no more than the optimum: there is no way to go."""
+    way = total[..., 0] - total[..., 2]
+    return np.where(way > 0, (total[..., 0] - total[..., 1]) / np.where(way > 0, way, 1.0), np.nan)
 
 
 def groups(cases: Sequence[Counted]) -> dict[tuple[str, str, str, str], list[Counted]]:

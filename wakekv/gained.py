@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from wakekv import stats
-from wakekv.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, floor_of, gap, groups, splits
+from wakekv.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, floor_of, gap, groups, measures, splits
 from wakekv.demand import Demand
 from wakekv.policies import POLICIES, Policy
 from wakekv.simulate import curves
@@ -74,14 +74,8 @@ def _of_split(group, fixed: pd.DataFrame, kind: str, budget: int, resamples: int
     if fixed[kind].isna().any():
         return None
     paper, best = ([case.misses[name][budget - 1] for case in group] for name in (PAPER, "optimum"))
-    ours = fixed.set_index("seed", append=True)[kind].to_numpy(float)
-    sums = np.column_stack([paper, ours, best, fixed["wants"].to_numpy(float)])
-    of: list[Callable] = [
-        lambda t: t[..., 1] / t[..., 3],
-        lambda t: (t[..., 0] - t[..., 1]) / t[..., 0],
-        lambda t: (t[..., 0] - t[..., 1]) / (t[..., 0] - t[..., 2]),
-    ]
-    return [stats.bootstrap(sums, what, resamples=resamples) for what in of]
+    sums = np.column_stack([paper, fixed[kind], best, fixed["wants"]]).astype(float)
+    return measures(sums, resamples)
 
 
 def _beyond_shown(numbers: pd.DataFrame) -> pd.DataFrame:

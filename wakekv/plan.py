@@ -22,7 +22,7 @@ from wakekv.replay import Curves
 from wakekv.simulate import curves
 from wakekv.trace import Trace
 
-DEFAULT = ("reactive", "pooled", "evict")
+DEFAULT = ("reactive", "commons", "evict")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 ESTIMATES = ("saved", "fetches", "fetched_bytes", "stall_ms", "slowdown", "at_risk")  # a column, its _lo and its _hi
 
@@ -33,8 +33,10 @@ class Plan:
 
     rows   a row a policy and budget: policy, budget (pages a KV head), memory_bytes, peak_bytes, full_bytes, and with
            their intervals over prompts (name, name_lo, name_hi): saved (share of full_bytes), fetches and fetched_bytes
-           a token, stall_ms a token, slowdown (stall over step), at_risk (share of the logged attention weight that is
-           never read, as its page is gone or not there); fits: within both limits at the interval's unfavourable end
+           a token, stall_ms a step, slowdown (stall over step), at_risk (share of the logged attention weight that is
+           never read, as its page is gone or not there); fits: within both limits at the interval's unfavourable end,
+           and at least `least` pages
+    least  pages that a KV head reads in a step, mean: a cache that holds fewer than it reads is not recommended
     best   the row to choose, None if none fits;  why: in words
     """
 
@@ -45,6 +47,8 @@ class Plan:
     step_s: float
     n_prompts: int
     page_bytes: int
+    batch: int
+    least: int
     left_out: int  # layers with a sliding window
 
 
@@ -57,6 +61,7 @@ def plan(
     policies: Sequence[str] | Mapping[str, Policy] = DEFAULT,
     dtype: str | None = None,
     page_tokens: int = 16,
+    batch: int = 1,
     resamples: int = stats.RESAMPLES,
 ) -> Plan:
     """Every budget of some policies over logs of one model, and the smallest memory that stays within the limits.
@@ -64,6 +69,7 @@ def plan(
     step_s        seconds of a decode step with everything resident
     max_slowdown  the most that waiting may add to a step, as a share of it;  max_at_risk: of attention weight unread
     dtype         of keys and values when served (default: that of the recording)
+    batch         sequences decoded together: their pages share the link and, layer by layer, its latency
     Raises InputError for no log, logs of several models, or limits, names and numbers that do not fit.
     """
     if not traces:
@@ -76,6 +82,8 @@ def plan(
     for name, limit in ("max_slowdown", max_slowdown), ("max_at_risk", max_at_risk):
         if not limit >= 0:
             raise InputError(f"{name} must be at least 0, not {limit!r}")
+    if batch < 1:
+        raise InputError(f"batch counts sequences from 1, not {batch!r}")
     rules = policies if isinstance(policies, Mapping) else {name: lookup(name, POLICIES, "policy") for name in policies}
     for name, rule in rules.items():
         if rule.offline:
@@ -87,13 +95,15 @@ def plan(
     rows = []
     for name, rule in rules.items():
         found = [curves(one, rule, common) for one in wants]
-        rows += _rows(name, rule, found, wants, full, common, page_bytes, link, step_s, resamples)
+        rows += _rows(name, rule, found, wants, full, common, page_bytes, link, step_s, batch, resamples)
     table = pd.DataFrame(rows)
     worst = {n: table[f"{n}_hi"].fillna(table[n]) for n in ("slowdown", "at_risk")}
     table["fits"] = (worst["slowdown"] <= max_slowdown) & (worst["at_risk"] <= max_at_risk)
+    least = int(np.ceil(np.mean([one.n_wants / one.n_heads / one.n_steps for one in wants])))
+    table["fits"] &= table["budget"] >= min(least, common[-1])
     best, why = _choose(table, max_slowdown, max_at_risk, len(traces))
     left_out = len(set(range(traces[0].n_layers)) - set(paged))
-    return Plan(table, best, why, link, step_s, len(traces), page_bytes, left_out)
+    return Plan(table, best, why, link, step_s, len(traces), page_bytes, batch, least, left_out)
 
 
 def paged_only(wants: Demand, layers: Sequence[int]) -> Demand:
@@ -125,11 +135,15 @@ def page_bytes_of(trace: Trace, dtype: str | None = None, page_tokens: int = 16)
     return 2 * page_tokens * model["head_dim"] * lookup(dtype or model["dtype"], BYTES, "dtype")
 
 
-def _rows(name, rule, found: list[Curves], wants, full, budgets, page_bytes, link, step_s, resamples) -> list[dict]:
+def _rows(
+    name, rule, found: list[Curves], wants, full, budgets, page_bytes, link, step_s, batch, resamples
+) -> list[dict]:
     steps = np.array([one.n_steps for one in found], float)
     pages = np.array([one.mean_pages for one in found])  # [prompt, budget]
     fetched = np.array([one.fetched for one in found])
-    stall = link.seconds(fetched * page_bytes, np.array([waits(rule, c, w) for c, w in zip(found, wants)]))
+    most = np.array([[len(np.unique(one.layer)) * one.n_steps] for one in wants])  # a wait a layer and step
+    waited = np.minimum(batch * np.array([waits(rule, c, w) for c, w in zip(found, wants)]), most)
+    stall = link.seconds(batch * fetched * page_bytes, waited)
     lost = np.array([c.missed_weight if not rule.reversible or rule.fetch == "trim" else 0 * c.misses for c in found])
     weight = np.array([one.weight for one in found])
     peak = np.max([one.peak_pages for one in found], axis=0)
@@ -167,7 +181,8 @@ def waits(rule: Policy, found: Curves, wants: Demand) -> np.ndarray:
 
 
 def _choose(table: pd.DataFrame, max_slowdown: float, max_at_risk: float, n: int) -> tuple[dict | None, str]:
-    limits = f"a slowdown of at most {max_slowdown:.3g} and at most {max_at_risk:.3g} of attention weight unread"
+    limits = f"a slowdown of at most {max_slowdown:.3g}, at most {max_at_risk:.3g} of attention weight unread and "
+    limits += "no fewer pages than a head reads in a step"
     sure = "at the unfavourable end of its interval" if n > 1 else "on the one prompt there is, so without an interval"
     fits = table[table["fits"]]
     if not len(fits):
@@ -194,8 +209,8 @@ def as_json(made: Plan) -> dict:
     best = None if made.best is None else next(
         row for row in rows if (row["policy"], row["budget"]) == (made.best["policy"], made.best["budget"])
     )  # fmt: skip
-    own = {"step_s": made.step_s, "n_prompts": made.n_prompts, "page_bytes": made.page_bytes}
-    return {"link": vars(made.link), **own, "left_out": made.left_out, "best": best, "why": made.why, "rows": rows}
+    own = {n: getattr(made, n) for n in ("step_s", "n_prompts", "page_bytes", "batch", "least", "left_out")}
+    return {"link": vars(made.link), **own, "best": best, "why": made.why, "rows": rows}
 
 
 def as_text(made: Plan, budgets: Sequence[int]) -> str:
@@ -203,11 +218,12 @@ def as_text(made: Plan, budgets: Sequence[int]) -> str:
     of = made.link
     lines = [
         f"link {of.name}: {of.bytes_per_s / 1e9:.3g} GB/s, {of.latency_s * 1e6:.3g} us a batch ({of.about})",
-        f"{made.n_prompts} prompts, KV heads, pages of {made.page_bytes:,} bytes, steps of {1e3 * made.step_s:g} ms"
+        f"{made.n_prompts} prompts, {made.batch} at a time, KV heads, pages of {made.page_bytes:,} bytes, steps of "
+        f"{1e3 * made.step_s:g} ms; a head reads {made.least} pages in a step"
         + (f"; {made.left_out} layers with a sliding window keep a cache of their own" if made.left_out else ""),
         "",
         f"{'policy':<16}{'B':>5}{'memory':>11}{'saved':>7}{'fetches/token':>15}{'MB/token':>10}"
-        f"{'stall ms/token':>24}{'slower':>8}{'unread':>18}",
+        f"{'stall ms/step':>25}{'slower':>8}{'unread':>25}",
     ]
     chosen = (made.best["policy"], made.best["budget"]) if made.best else None
     for row in made.rows.to_dict("records"):
@@ -216,7 +232,7 @@ def as_text(made: Plan, budgets: Sequence[int]) -> str:
             memory, stall = f"{row['memory_bytes'] / 2**20:.1f} MiB", _within(row, "stall_ms")
             lines.append(
                 f"{row['policy']:<16}{row['budget']:>5}{memory:>11}{row['saved']:>7.0%}{row['fetches']:>15.1f}"
-                f"{row['fetched_bytes'] / 1e6:>10.2f}{stall:>24}{row['slowdown']:>8.1%}{_within(row, 'at_risk'):>18}"
+                f"{row['fetched_bytes'] / 1e6:>10.2f}{stall:>25}{row['slowdown']:>8.1%}{_within(row, 'at_risk'):>25}"
                 + ("  <" if own == chosen else "")
             )
     return "\n".join([*lines, "", made.why])

@@ -64,8 +64,9 @@ def _lines(axes, group: Sequence[Counted], others: Sequence[Counted], within, re
     axes.axhline(GOAL, color=BLACK, linestyle=":", linewidth=0.8)
     axes.axhline(0, color=GREY, linewidth=0.6)
     first = group[0]
-    budgets = np.arange(within[0], min(within[1], min(case.n_pages for case in group)) + 1)
-    paper, best = (sum(case.misses[name] for case in group) for name in (PAPER, "optimum"))
+    n = min(case.n_pages for case in group)
+    budgets = np.arange(within[0], min(within[1], n) + 1)
+    paper, best = (sum(case.misses[name][:n] for case in group) for name in (PAPER, "optimum"))
     budgets = [b for b in budgets if paper[b - 1] - best[b - 1] >= 0.001 * sum(case.wants.sum() for case in group)]
     at = budgets[:: max(1, len(budgets) // 12)]
     rows = []
