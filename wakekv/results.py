@@ -124,9 +124,9 @@ class Bench:
         folder = self.out / "measured"
         keys = {name: _key(kind, asked, model) for name, asked in jobs.items()}
         missing = [name for name, key in keys.items() if _kept(folder / f"{name}.json", key) is None]
-        for name, result, seconds in _measured(kind, {name: jobs[name] for name in missing}, model, self.workers):
+        for name, result, took in _measured(kind, {name: jobs[name] for name in missing}, model, self.workers):
             folder.mkdir(parents=True, exist_ok=True)
-            about = {"kind": kind, "asked": dict(jobs[name]), **model, "machine": hardware(), "seconds": seconds}
+            about = {"kind": kind, "asked": dict(jobs[name]), **model, "machine": hardware(), **took}
             write_json(folder / f"{name}.json", {"key": keys[name], **about, "result": result})
         return [_kept(folder / f"{name}.json", key) for name, key in keys.items()]
 
@@ -138,7 +138,7 @@ def bench(profile: str, out: Path | str) -> Bench:
 
 
 def _measured(kind: str, jobs: Mapping[str, Mapping], model: Mapping, workers: int) -> Iterator:
-    """(name, result, seconds) of each job, as they end."""
+    """(name, result, seconds it took) of each job, as they end."""
     if min(workers, len(jobs)) <= 1:
         for name, asked in jobs.items():
             yield name, *_timed(kind, asked, model)
@@ -154,11 +154,12 @@ def _one_thread() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _timed(kind: str, asked: Mapping, model: Mapping) -> tuple[Any, float]:
-    start = time.monotonic()
+def _timed(kind: str, asked: Mapping, model: Mapping) -> tuple[Any, dict[str, float]]:
+    wall, cpu = time.monotonic(), time.process_time()
     from wakekv.trials import TRIALS  # torch: only where something is measured
 
-    return TRIALS[kind](_loaded(**model), **asked), time.monotonic() - start
+    result = TRIALS[kind](_loaded(**model), **asked)
+    return result, {"seconds_s": time.monotonic() - wall, "cpu_s": time.process_time() - cpu}
 
 
 @functools.lru_cache(maxsize=1)
