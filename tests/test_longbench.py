@@ -13,7 +13,8 @@ import pytest
 import tiny
 import torch
 
-from wakekv import longbench
+from wakekv import longbench, models, quality
+from wakekv.__main__ import main
 from wakekv.errors import InputError
 
 MODEL = tiny.model("llama")
@@ -63,6 +64,9 @@ def test_files_are_read_line_by_line(tmp_path):
     assert [(x.task, x.id, x.answers) for x in found] == [
         ("qasper", "a", ("Ann",)), ("triviaqa", "b", ("x", "y")), ("multi_news", "a", ("Ann",))
     ]  # fmt: skip
+    assert longbench.read([one, two], 1) == [found[0], found[2]]
+    with pytest.raises(InputError, match="0 samples of a file are none"):
+        longbench.read([one], 0)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +193,19 @@ def test_a_score_stands_beside_the_full_caches(rows):
 def test_no_score_is_given_alone(rows, some, message):
     with pytest.raises(InputError, match=message):
         longbench.scores(some(rows))
+
+
+def test_the_command_prints_every_score_beside_the_full_caches(tmp_path, monkeypatch, capsys):
+    for name, task in longbench.TASKS.items():
+        monkeypatch.setitem(longbench.TASKS, name, replace(task, n_tokens=3))
+    monkeypatch.setattr(models, "load", lambda *_, **__: SimpleNamespace(model=MODEL, tokenizer=Words(size=64)))
+    path = write(tmp_path / "x.jsonl", ROW, {**ROW, "_id": "b"}, {**ROW, "_id": "c"})
+    asked = ["quality", "--longbench", str(path), "--samples", "2", "--budgets", "1", "--lengths", "40"]
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["arm"] for row in told["table"]] == ["full", *quality.ARMS] and len(told["answers"]) == 8
+    assert {row["n"] for row in told["table"]} == {2} and told["table"][0]["budget"] is None
+    assert main(asked) == 0 and "destructive, wider" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not DATA, reason="WAKEKV_DATA names no folder with the benchmark's own files, longbench/*.jsonl")

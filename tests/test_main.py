@@ -23,9 +23,9 @@ from wakekv.policies import POLICIES
 from wakekv.replay import replay
 from wakekv.trace import save_trace
 
-COMMANDS = [commands.record, commands.simulate, commands.verify, commands.reproduce, commands.models, commands.claims,
-            commands.document, reviewing.tables, reviewing.pack, reviewing.compare, reviewing.spotcheck,
-            reviewing.site]  # fmt: skip
+COMMANDS = [commands.record, commands.simulate, commands.quality, commands.verify, commands.reproduce, commands.models,
+            commands.claims, commands.document, reviewing.tables, reviewing.pack, reviewing.compare,
+            reviewing.spotcheck, reviewing.site]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,9 @@ def test_a_notebook_that_fails_ends_the_command_with_status_2_and_is_named(
         (["claims", "--out", "nowhere"], "nowhere is no run"),
         (["record", "--out", "x", "--text", "loud"], "invalid choice"),
         (["record"], "--out"),
+        (["quality", "--depths", "0.5,x"], "--depths takes numbers"),
+        (["quality", "--longbench", "no.jsonl", "--lengths", "1,2"], "give --lengths one number"),
+        (["quality", "--longbench", "no.jsonl"], "no.jsonl cannot be read"),
         (["compare", "nowhere", "reference"], "nowhere holds no results"),
         (["spotcheck", "nowhere.npz"], "manifest.json is missing"),
         (["tables", "nowhere.npz", "--out", "x"], "no shipped log at nowhere.npz"),

@@ -1,4 +1,4 @@
-"""The command line: python -m wakekv record | simulate | plan | verify | reproduce | models | claims."""
+"""The command line: python -m wakekv record | simulate | plan | quality | verify | reproduce | models | claims."""
 
 from __future__ import annotations
 
@@ -110,6 +110,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print one JSON object, every budget")
 
     command(commands.document)
+
+    add = command(commands.quality)
+    add("--model", default="smollm2-135m", metavar="NAME", help="a name from `models`, or a directory (%(default)s)")
+    add("--budgets", default="16,32", metavar="B,B", help="pages per KV head (%(default)s)")
+    add("--lengths", default="2000", metavar="N,N", help="tokens of a prompt, or what it is truncated to (%(default)s)")
+    add("--depths", default="0.25,0.5,0.75", metavar="D,D", help="where in it the number is hidden (%(default)s)")
+    add("--seeds", type=int, default=1, metavar="N", help="prompts of each length and depth (%(default)s)")
+    add("--longbench", nargs="+", metavar="FILE", help="files of the benchmark, in place of needles")
+    add("--samples", type=int, metavar="N", help="the first N of each file (all)")
+    add("--dtype", default="auto", metavar="NAME", help="auto, float32, bfloat16 or float16 (%(default)s)")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    add("--json", action="store_true", help="print one JSON object")
 
     add = command(commands.verify)
     add("trace", nargs="*", metavar="LOG", help="the directory of a log")

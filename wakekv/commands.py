@@ -113,6 +113,41 @@ def plan(options: argparse.Namespace) -> None:
     print(json.dumps(planning.as_json(made)) if options.json else planning.as_text(made, _numbers(options.budgets)))
 
 
+def quality(options: argparse.Namespace) -> None:
+    """Answers through a cache that keeps little, beside the full cache's.
+
+    Without files: numbers hidden in a long article, and how many of the answers hold them. With --longbench: the
+    benchmark's own files, prompts and metrics. Each prompt is answered through the full cache, through one whose pages
+    come back, and through ones that destroy them, with as many pages and with as many bytes. With --json one object:
+    table (a row an arm and budget; with --longbench a task, too) and answers (a row each).
+
+    examples:
+      python -m wakekv quality --budgets 16,32 --lengths 1000,2000 --depths 0.25,0.5,0.75 --seeds 2
+      python -m wakekv quality --longbench 2wikimqa.jsonl qasper.jsonl --samples 5 --lengths 2000 --json
+    """
+    from wakekv import longbench, models
+    from wakekv.quality import accuracy, needles
+
+    budgets, lengths = (_numbers(getattr(options, name), f"--{name}") for name in ("budgets", "lengths"))
+    depths, seeds = _numbers(options.depths, "--depths", float), range(options.seeds)
+    if options.longbench:
+        if len(lengths) > 1:
+            raise InputError("--longbench truncates prompts to one length: give --lengths one number")
+        samples = longbench.read(options.longbench, options.samples)
+        loaded = models.load(options.model, dtype=options.dtype, device=options.device)
+        rows = longbench.answers(loaded, samples, budgets=budgets, length=lengths[0])
+        table = longbench.scores(rows)
+    else:
+        loaded = models.load(options.model, dtype=options.dtype, device=options.device)
+        rows = needles(loaded, budgets=budgets, lengths=lengths, depths=depths, seeds=seeds)
+        table = accuracy(rows)
+    if options.json:
+        found = {"table": table, "answers": rows}
+        print(json.dumps({name: json.loads(x.to_json(orient="records")) for name, x in found.items()}))
+    else:
+        print(table.to_string(index=False, float_format="{:.3f}".format))
+
+
 def verify(options: argparse.Namespace) -> None:
     """Check that logs, and what the repository shows, are whole.
 
@@ -221,11 +256,12 @@ def document(options: argparse.Namespace) -> None:
     print(f"{artifact.MANIFEST}: {artifact.check()} files")
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(text: str, name: str = "--budgets", kind: type = int) -> list:
     try:
-        return [int(part) for part in text.split(",")]
+        return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"--budgets takes whole numbers with commas between, such as 8,16,32, not {text!r}") from None
+        such = "whole numbers with commas between, such as 8,16,32" if kind is int else "numbers, such as 0.25,0.5"
+        raise InputError(f"{name} takes {such}, not {text!r}") from None
 
 
 def _setting(text: str) -> tuple[str, str]:

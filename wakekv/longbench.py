@@ -69,8 +69,13 @@ def rouge_l(answer: str, reference: str) -> float:
     return RougeScorer(["rougeL"]).score(reference, answer)["rougeL"].fmeasure
 
 
-def read(paths: Iterable[str | Path]) -> list[Sample]:
-    """The samples of the benchmark's JSON-lines files, in order. InputError names the file and line at fault."""
+def read(paths: Iterable[str | Path], first: int | None = None) -> list[Sample]:
+    """The samples of the benchmark's JSON-lines files, in order; of each file the first so many, by default all.
+
+    InputError names the file and line at fault.
+    """
+    if first is not None and first < 1:
+        raise InputError(f"{first} samples of a file are none: ask for 1 or more")
     samples = []
     for path in map(Path, paths):
         try:
@@ -79,7 +84,7 @@ def read(paths: Iterable[str | Path]) -> list[Sample]:
             raise InputError(f"{path} cannot be read as UTF-8 text: {error}") from error
         before = len(samples)
         for i, line in enumerate(lines, 1):
-            if line.strip():
+            if line.strip() and (first is None or len(samples) < before + first):
                 samples.append(_sample(line, f"{path}, line {i}"))
         if len(samples) == before:
             raise InputError(f"{path} is empty: one JSON object a line is needed")
