@@ -2,8 +2,10 @@
 
 Prompts, lengths of answers, truncation, normalisation and metrics are the benchmark's (github.com/THUDM/LongBench, its
 dataset2prompt.json, dataset2maxlen.json, pred.py and metrics.py); the code is ours. One thing differs: the benchmark
-takes ROUGE-L from the package `rouge`, which splits at blanks and sentence ends and keeps case and full stops; here it
-is rouge-score's, which keeps letters and digits in lower case, as the ROUGE of the literature does.
+takes ROUGE-L from the package `rouge` (last released in 2021), which goes sentence by sentence and counts a word once;
+here it is rouge-score's, the longest common subsequence of both whole texts. The values differ: of 30 samples of
+multi_news, the first 200 words of each context as its answer, 0.273 there and 0.195 here. So ROUGE-L can be compared
+between caches, and not with numbers printed elsewhere.
 """
 
 from __future__ import annotations
