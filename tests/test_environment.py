@@ -94,6 +94,12 @@ def test_each_python_gets_each_package_once(version):
     assert len(set(taken)) == len(taken) and set(asked(*EXTRAS)) <= set(taken)
 
 
+def test_the_peers_environment_is_exact_and_has_our_torch():
+    peer = {pin.name: pin for pin in pins((ROOT / "benchmarks" / "peer" / "requirements.lock").read_text())}
+    assert all([s.operator for s in pin.specifier] == ["=="] for pin in peer.values())
+    assert str(peer["kvpress"]) == "kvpress==0.5.5" and str(peer["torch"]) in FIRST.splitlines()
+
+
 def test_conda_users_get_the_same_pins():
     wanted = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     *interpreter, pip = wanted
