@@ -14,7 +14,7 @@ PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
          "quality", "longbench", "system", "witness", "trials", "spotcheck"]  # fmt: skip
-ENGINE = ["vllm", "serving"]  # + vllm, where an engine runs: tests/engine
+ENGINE = ["vllm", "serving", "table2"]  # + vllm, where an engine runs: tests/engine
 RUN = ["claims", "artifact", "document", "sources", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "site", "reviewing", "__main__"]  # fmt: skip
 RINGS = [CORE, PICTURES, METAL, ENGINE, RUN]

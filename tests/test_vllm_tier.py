@@ -12,7 +12,8 @@ from wakekv.replay import replay
 from wakekv.residency import Residency
 from wakekv.vllm import scoring, steps
 from wakekv.vllm.settings import Settings
-from wakekv.vllm.tier import FastTier
+from wakekv.vllm.tier import FastTier, bits
+from wakekv.vllm.torchtier import TorchTier
 
 PAGE, KV, GROUP, D, LAYERS, BLOCKS = 16, 2, 3, 32, 2, 64
 
@@ -20,10 +21,10 @@ PAGE, KV, GROUP, D, LAYERS, BLOCKS = 16, 2, 3, 32, 2, 64
 class FakeEngine:
     """Sequences whose keys, values and queries are drawn at random, their blocks scattered over the reservoir."""
 
-    def __init__(self, settings: Settings, dtype=torch.float32, sequences: int = 2, seed: int = 0):
+    def __init__(self, settings: Settings, dtype=torch.float32, sequences: int = 2, seed: int = 0, kind=FastTier):
         self.rng = torch.Generator().manual_seed(seed)
         self.layers = {f"layer{i}": torch.zeros(BLOCKS, KV, PAGE, 2 * D, dtype=dtype) for i in range(LAYERS)}
-        self.tier = FastTier(settings, self.layers, KV * GROUP, sequences, 24 * PAGE)
+        self.tier = kind(settings, self.layers, KV * GROUP, sequences, 24 * PAGE)
         self.free = torch.randperm(BLOCKS, generator=self.rng).tolist()
         self.length, self.blocks, self.drift = {}, {}, {}
         self.seen: list = []
@@ -74,13 +75,13 @@ class FakeEngine:
                 pages = [*self.tier.page_of[layer, row, :n].tolist(), int(step.closed[i])]
                 assert len(set(pages)) == n + 1 and min(pages) >= 0
                 blocks = torch.from_numpy(step.blocks[i, pages].astype(np.int64))
-                assert torch.equal(pool[places, 0], cache.view(BLOCKS, KV, 2 * PAGE, D)[blocks, h])
+                assert torch.equal(pool[places, 0].flatten(1), cache[blocks, h].flatten(1))
                 assert step.lengths[i * KV + h] == n * PAGE + self.length[step.names[i]] - step.closed[i] * PAGE
                 self.seen.append((step.names[i], layer, h, frozenset(pages[:-1])))
 
 
-def decoded(settings: Settings, n_steps: int = 70, dtype=torch.float32) -> FakeEngine:
-    engine = FakeEngine(settings, dtype)
+def decoded(settings: Settings, n_steps: int = 70, dtype=torch.float32, kind=FastTier) -> FakeEngine:
+    engine = FakeEngine(settings, dtype, kind=kind)
     engine.write("a", 10 * PAGE + 3)
     engine.write("b", 5 * PAGE)
     for _ in range(n_steps):
@@ -127,6 +128,18 @@ def test_the_pages_it_leaves_are_those_the_rule_leaves(rule):
         rows = slice(tier.sequences[name].slot * KV, (tier.sequences[name].slot + 1) * KV)
         there = tier.where[:, rows, : demand.n_pages].reshape(LAYERS * KV, -1) >= 0
         assert np.array_equal(there, rule_says.resident)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(str(x) for x in rule.values()))
+def test_in_torch_operations_as_on_a_gpu_it_reads_and_moves_the_same(rule):
+    """A GPU's tier, on the CPU: the same pages attended at each step, the same books, the same bytes."""
+    settings = Settings(budget=4, record=True, **rule)
+    loops, torches = decoded(settings, 40), decoded(settings, 40, kind=TorchTier)
+    assert loops.seen == torches.seen
+    for a, b in zip(loops.tier.pools, torches.tier.pools, strict=True):
+        assert torch.equal(a.flatten(), b.flatten())
+    books = [engine.tier.take_books() for engine in (loops, torches)]
+    assert all(books[0][name] == books[1][name] for name in ("wants", "misses", "fetched", "admitted"))
 
 
 def test_a_budget_of_all_pages_never_misses_and_reads_everything():
@@ -180,7 +193,7 @@ def test_scores_and_choice_equal_those_of_plain_torch(dtype):
     for h in range(KV):
         parts = torch.stack([q[h].clamp(min=0), q[h].clamp(max=0)], 1).contiguous().numpy()
         got = np.empty(12, np.float32)
-        scoring.score_pages(parts, engine.tier.bounds[1], blocks[0], h, 12, got)
+        scoring.score_pages(parts, bits(engine.tier.digests[1]), blocks[0], h, 12, got)
         assert np.allclose(got, expected[h].numpy(), rtol=1e-5, atol=1e-4)
         out = np.zeros(5, np.int32)
         assert scoring.choose(got, 12, 5, np.empty(12, np.float32), out) == 5

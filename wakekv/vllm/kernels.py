@@ -19,13 +19,14 @@ RESERVOIR, OPEN, SLOT = 0, 1, 2  # where a page to be moved comes from
 
 @njit(cache=True)
 def rank(
-    layer, seqs, tables, closed, newborn, base, queries, digests, k, budget, reversible, trims, dense,
+    layer, seqs, tables, closed, newborn, base, queries, digests, given, k, budget, reversible, trims, dense,
     page_of, stamp, where, scale, wants, n_wants, shares, moves, counts,
 ):  # fmt: skip
     """Rank the pages of some sequences in one layer and plan what moves.
 
     seqs int64 [i]: slots of sequences; closed int64 [i]: pages to rank; newborn: the page that closes in this step, or
     -1; base int64 [i]: the first stamp of this step's wants; queries float32 [i, head, d]; dense bool [KV head]
+    given float32 [i, KV head, page]: scores that are there already, or [0, 0, 0]: score here
     trims: FlexiCache's rule (what is resident afterwards is the newest page and the best wants), else recency's
     Writes wants int32 [i, KV head, k] by ascending score, n_wants, shares float32 (of the softmax of bounds; where it
     has room) and moves int64 [n, 5]: row, slot, page, source, block or slot it comes from. Adds wants, misses, fetches
@@ -49,7 +50,10 @@ def rank(
                     q = queries[i, h * group + g, j]
                     parts[g, 0, j] = max(q, np.float32(0))
                     parts[g, 1, j] = min(q, np.float32(0))
-            score_pages(parts, digests, tables[i], h, n, score)
+            if len(given):
+                score[:n] = given[i, h, :n]
+            else:
+                score_pages(parts, digests, tables[i], h, n, score)
             found = choose(score, n, k, scratch, wants[i, h])
             n_wants[i, h] = found
             counts[0] += found
@@ -172,10 +176,10 @@ def move(moves, n, first, open_at, reservoir, pool):
 
 
 @njit(cache=True)
-def admit(layer, seq, table, n, held, dense, first, reservoir, pool, page_of, stamp, where):
+def admit(layer, seq, table, n, held, dense, page_of, stamp, where, moves):
     """Fill a sequence's rows as decoding begins: dense rows get all of the n closed pages, in their order, the others
-    the last `held`, which is what recency keeps of a prompt. Returns the pages moved."""
-    heads, words, moved = len(dense), pool.shape[1], 0
+    the last `held`, which is what recency keeps of a prompt. Returns the number of moves."""
+    heads, n_moves = len(dense), 0
     for h in range(heads):
         row = seq * heads + h
         page_of[layer, row, :], stamp[layer, row, :], where[layer, row, :] = -1, -1, -1
@@ -185,10 +189,10 @@ def admit(layer, seq, table, n, held, dense, first, reservoir, pool, page_of, st
         for p in range(0 if dense[h] else n - held, n):
             slot = p if dense[h] else p - (n - held)
             where[layer, row, p] = slot
-            for w in range(words):
-                pool[first[row] + slot, w] = reservoir[table[p] * heads + h, w]
-            moved += 1
-    return moved
+            moves[n_moves, 0], moves[n_moves, 1], moves[n_moves, 2] = row, slot, p
+            moves[n_moves, 3], moves[n_moves, 4] = RESERVOIR, table[p] * heads + h
+            n_moves += 1
+    return n_moves
 
 
 @njit(cache=True)
@@ -203,10 +207,11 @@ def copy_open(seqs, blocks, heads, open_at, reservoir, pool):
 
 
 @njit(cache=True)
-def close(layer, seqs, pages, held, base, trims, dense, first, open_at, pool, page_of, stamp, where):
+def close(layer, seqs, pages, held, base, trims, dense, page_of, stamp, where, moves):
     """The open page of these sequences is full and becomes page `pages` int64 [i]; held int64 [i]: slots in use. Under
-    recency it takes the slot of the lowest stamp if that is older than itself, base[i] + page; else a new slot."""
-    heads, words = len(dense), pool.shape[1]
+    recency it takes the slot of the lowest stamp if that is older than itself, base[i] + page; else a new slot.
+    Returns the number of moves."""
+    heads, n_moves = len(dense), 0
     for i in range(len(seqs)):
         for h in range(heads):
             row, page, slot = seqs[i] * heads + h, pages[i], held[i]
@@ -225,8 +230,10 @@ def close(layer, seqs, pages, held, base, trims, dense, first, open_at, pool, pa
                     where[layer, row, page_of[layer, row, slot]] = -1
                 page_of[layer, row, slot], stamp[layer, row, slot] = page, base[i] + page
             where[layer, row, page] = slot
-            for w in range(words):
-                pool[first[row] + slot, w] = pool[open_at[row], w]
+            moves[n_moves, 0], moves[n_moves, 1], moves[n_moves, 2] = row, slot, page
+            moves[n_moves, 3], moves[n_moves, 4] = OPEN, 0
+            n_moves += 1
+    return n_moves
 
 
 @njit(cache=True)

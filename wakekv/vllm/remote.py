@@ -61,13 +61,18 @@ class Remote:
             raise InputError("requests are decoding: change settings between batches")
         self.attach(Settings.of({**json.loads(self.tier.settings.as_json()), **changes}), self.tier.digests)
 
+    def tier_class(self) -> type:
+        """The fast tier of this device."""
+        from wakekv.vllm.tier import FastTier  # it brings numba, which the engine does not bear before it has started
+
+        return FastTier
+
     def attach(self, settings: Settings, digests: Any = None) -> None:
         """A fast tier of these settings in front of every layer."""
         from wakekv.vllm import steps
-        from wakekv.vllm.tier import FastTier
 
         config, layers = self.vllm_config, self.wakekv_layers()
-        self.tier = FastTier(
+        self.tier = self.tier_class()(
             settings,
             {name: layer.kv_cache for name, layer in layers.items()},
             next(iter(layers.values())).impl.num_heads,

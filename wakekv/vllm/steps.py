@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from wakekv.vllm import kernels
-from wakekv.vllm.tier import FastTier, bits
+from wakekv.vllm.tier import FastTier
 
 
 @dataclass
@@ -77,7 +77,7 @@ def table(tier: FastTier, step: Step, layer: int) -> torch.Tensor:
     kernels.tables(
         layer, step.seqs, step.held, tier.dense[layer], tier.first[layer], tier.open_at[layer], tier.page_of, out
     )
-    return torch.from_numpy(out)
+    return torch.from_numpy(out).to(tier.device)
 
 
 def decode(
@@ -85,46 +85,46 @@ def decode(
 ) -> None:
     """A layer's part: query [i, head, d]; attend(table) reads the pools where the table says."""
     books, clock = tier.books, time.perf_counter
-    first, open_at, dense = tier.first[layer], tier.open_at[layer], tier.dense[layer]
-    pool, reservoir = tier.pool_words[layer], tier.reservoirs[layer]
-    queries = query.float().contiguous().numpy() if step.due.any() or step.fresh.any() else None
     start = clock()
     if step.fresh.any():
-        _admit(tier, step, layer, queries, scale)
+        _admit(tier, step, layer, query, scale)
         now = clock()
         books.admit_s, start = books.admit_s + now - start, now
-    kernels.copy_open(step.seqs, step.open_blocks, tier.n_kv, open_at, reservoir, pool)
+    tier.copy_open(layer, step.seqs, step.open_blocks)
     books.place_s += clock() - start
     ranks = bool(step.due.any())
     if ranks and tier.settings.timing == "exact":
-        _rank(tier, step, layer, queries, scale)
+        _rank(tier, step, layer, query, scale)
     start = clock()
     attend(step.table if step.table is not None else table(tier, step, layer))
     now = clock()
     books.attend_s += now - start
     if ranks and tier.settings.timing == "lagged":
-        _rank(tier, step, layer, queries, scale)
+        _rank(tier, step, layer, query, scale)
     if (step.newborn >= 0).any():
         start, some = clock(), np.flatnonzero(step.newborn >= 0)
-        kernels.close(
-            layer, step.seqs[some], step.newborn[some], step.held[some], step.base[some], tier.trims, dense,
-            first, open_at, pool, tier.page_of, tier.stamp, tier.where,
+        n = kernels.close(
+            layer, step.seqs[some], step.newborn[some], step.held[some], step.base[some], tier.trims,
+            tier.dense[layer], tier.page_of, tier.stamp, tier.where, tier.moves,
         )  # fmt: skip
+        tier.move(layer, n)
         books.place_s += clock() - start
 
 
-def _admit(tier: FastTier, step: Step, layer: int, queries: np.ndarray, scale: float) -> None:
+def _admit(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: float) -> None:
     books = tier.books
     some = np.flatnonzero(step.fresh)
     for i in some:
-        books.admitted += kernels.admit(
-            layer, step.seqs[i], step.blocks[i], step.closed[i], step.held[i], tier.dense[layer], tier.first[layer],
-            tier.reservoirs[layer], tier.pool_words[layer], tier.page_of, tier.stamp, tier.where,
+        n = kernels.admit(
+            layer, step.seqs[i], step.blocks[i], step.closed[i], step.held[i], tier.dense[layer],
+            tier.page_of, tier.stamp, tier.where, tier.moves,
         )  # fmt: skip
+        tier.move(layer, n)
+        books.admitted += n
     if tier.trims:  # its first choice is by rank, too
         counts = np.zeros(3, np.int64)
-        n = _ranked(tier, step, some, layer, queries, np.full(len(some), -1), counts, scale)
-        _move(tier, layer, n)
+        n = _ranked(tier, step, some, layer, query, np.full(len(some), -1), counts, scale)
+        tier.move(layer, n)
         books.admitted += int(counts[2])
         if tier.settings.record:
             for k, i in enumerate(some):
@@ -133,12 +133,12 @@ def _admit(tier: FastTier, step: Step, layer: int, queries: np.ndarray, scale: f
     books.admitted_bytes = books.admitted * tier.page_bytes
 
 
-def _rank(tier: FastTier, step: Step, layer: int, queries: np.ndarray, scale: float) -> None:
+def _rank(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: float) -> None:
     books, clock = tier.books, time.perf_counter
     start, some = clock(), np.flatnonzero(step.due)
-    n = _ranked(tier, step, some, layer, queries, step.newborn[some], tier.counts, scale)
+    n = _ranked(tier, step, some, layer, query, step.newborn[some], tier.counts, scale)
     now = clock()
-    _move(tier, layer, n)
+    tier.move(layer, n)
     books.score_s += now - start
     books.stall_s += clock() - now
     if tier.settings.record:
@@ -148,23 +148,19 @@ def _rank(tier: FastTier, step: Step, layer: int, queries: np.ndarray, scale: fl
             )  # fmt: skip
 
 
-def _ranked(tier, step, some, layer, queries, newborn, counts, scale) -> int:
-    full = len(some) == len(step.seqs)
-    seqs, blocks, closed, base = (
-        x if full else x[some] for x in (step.seqs, step.blocks, step.closed, step.base + tier.n_pages)
-    )
+def _ranked(tier, step, some, layer, query, newborn, counts, scale) -> int:
+    """Rank and plan, for some of the sequences; the number of moves."""
+    if len(some) == len(step.seqs):
+        seqs, blocks, closed, base = step.seqs, step.blocks, step.closed, step.base + tier.n_pages
+    else:
+        seqs, blocks, closed, base = (x[some] for x in (step.seqs, step.blocks, step.closed, step.base + tier.n_pages))
+        query = query[torch.from_numpy(some).to(query.device)]
+    queries, bounds, given = tier.scored(layer, query, blocks, closed)
     return kernels.rank(
-        layer, seqs, blocks, closed, newborn, base, queries if full else queries[some], tier.bounds[layer],
-        tier.n_wants, tier.budget, tier.settings.policy.reversible, tier.trims, tier.dense[layer],
+        layer, seqs, blocks, closed, newborn, base, queries, bounds, given,
+        tier.n_wants, tier.budget, tier.reversible, tier.trims, tier.dense[layer],
         tier.page_of, tier.stamp, tier.where, scale, tier.wants, tier.found, tier.shares, tier.moves, counts,
     )  # fmt: skip
-
-
-def _move(tier: FastTier, layer: int, n: int) -> None:
-    if n:
-        kernels.move(
-            tier.moves, n, tier.first[layer], tier.open_at[layer], tier.reservoirs[layer], tier.pool_words[layer]
-        )
 
 
 def reference(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
@@ -181,6 +177,3 @@ def reference(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale
         )
         out[i, :, :n] = highest.sum(-1).amax(1) * scale
     return out
-
-
-__all__ = ["Step", "bits", "decode", "plan", "reference", "table"]

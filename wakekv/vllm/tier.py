@@ -13,8 +13,10 @@ import torch
 
 from wakekv.demand import Demand
 from wakekv.errors import CacheError, InputError
-from wakekv.vllm import scoring
+from wakekv.vllm import kernels, scoring
 from wakekv.vllm.settings import Settings
+
+NOTHING = np.zeros((0, 0, 0), np.float32)
 
 
 @dataclass
@@ -65,6 +67,8 @@ class FastTier:
     digests of pages that are in the reservoir already, from another tier on the same layers
     """
 
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
+
     def __init__(
         self, settings: Settings, layers: dict[str, torch.Tensor], n_heads: int, n_sequences: int, n_tokens: int,
         digests: torch.Tensor | None = None,
@@ -77,8 +81,9 @@ class FastTier:
             raise InputError(
                 f"the engine's blocks have {page} tokens, the settings' pages {settings.page}: make them equal"
             )
-        if self.dtype not in (torch.float32, torch.bfloat16):
-            raise InputError(f"a cache of {self.dtype} has no kernels here: run the engine in bfloat16 or float32")
+        if self.dtype not in self.dtypes:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+            raise InputError(f"a cache of {self.dtype} has no kernels here: run the engine in {names}")
         n_layers, self.n_pages = len(layers), -(-n_tokens // page)
         self.budget = min(settings.budget, self.n_pages)
         slots = self.n_slots = min(settings.n_slots, self.n_pages + 1) if self.trims else self.budget
@@ -94,12 +99,13 @@ class FastTier:
         width = np.where(self.dense, self.n_pages, slots) + 1  # places of a row: its slots and the open page
         ends = np.cumsum(np.tile(width, (1, n_sequences)), axis=1)
         self.open_at, self.first = ends - 1, ends - np.tile(width, (1, n_sequences))
-        self.pools = [torch.zeros(int(n), 1, 2 * page, self.d, dtype=self.dtype) for n in ends[:, -1]]
-        self.reservoirs = [_words(x, blocks * self.n_kv) for x in layers.values()]
-        self.pool_words = [_words(x, len(x)) for x in self.pools]
+        self.device = first.device
+        self.pools = [torch.zeros(int(n), *self.page_shape, dtype=self.dtype, device=self.device) for n in ends[:, -1]]
+        self.reservoirs = [self.words(x, blocks * self.n_kv) for x in layers.values()]
+        self.pool_words = [self.words(x, len(x)) for x in self.pools]
         shape = n_layers, blocks, self.n_kv, 2, self.d
-        self.digests = torch.zeros(shape, dtype=self.dtype) if digests is None else digests
-        self.bounds = bits(self.digests)
+        fresh = digests is None
+        self.digests = torch.zeros(shape, dtype=self.dtype, device=self.device) if fresh else digests
         self.page_of = np.full((n_layers, rows, slots), -1, np.int32)
         self.stamp = np.full((n_layers, rows, slots), -1, np.int64)
         self.where = np.full((n_layers, rows, self.n_pages + 1), -1, np.int32)
@@ -108,7 +114,8 @@ class FastTier:
         self.n_wants = min(settings.n_wants, self.n_pages)
         self.wants = np.zeros((n_sequences, self.n_kv, self.n_wants), np.int32)
         self.shares = np.zeros((n_sequences, self.n_kv, self.n_wants if settings.record else 0), np.float32)
-        self.moves = np.zeros((most * (slots + 1), 5), np.int64)
+        self.moves = np.zeros((most * max(slots + 1, self.n_pages + 1), 5), np.int64)
+        self.reversible = settings.policy.reversible
         self.counts = np.zeros(3, np.int64)
         self.page_bytes = self.pool_words[0].shape[1] * 8
         self.books, self.free, self.sequences = Books(), list(range(n_sequences))[::-1], {}
@@ -199,17 +206,38 @@ class FastTier:
             page_tokens=self.settings.page,
         )
 
+    # What follows a GPU does in another way (cuda.py).
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """A page of one KV head, as the engine's kernel of this device sees it."""
+        return 1, 2 * self.settings.page, self.d
+
+    def words(self, x: torch.Tensor, n: int) -> np.ndarray:
+        """A view as n pages of opaque 8-byte words, [n, word]."""
+        return x.view(torch.int64).view(n, -1).numpy()
+
     def note_keys(self, layer: int, keys: torch.Tensor, slots: torch.Tensor) -> None:
         """Keys [token, KV head, d] are being written to `slots` int64 [token]: keep their pages' bounds."""
         n = min(len(keys), len(slots))
-        scoring.note_keys(bits(keys[:n]), slots[:n].numpy(), self.settings.page, self.bounds[layer])
+        scoring.note_keys(bits(keys[:n]), slots[:n].numpy(), self.settings.page, bits(self.digests[layer]))
+
+    def scored(self, layer: int, query: torch.Tensor, blocks: np.ndarray, closed: np.ndarray) -> tuple:
+        """What `kernels.rank` scores by: queries and bounds, or scores."""
+        return query.float().contiguous().numpy(), bits(self.digests[layer]), NOTHING
+
+    def move(self, layer: int, n: int) -> None:
+        """The first n of `moves`."""
+        if n:
+            kernels.move(
+                self.moves, n, self.first[layer], self.open_at[layer], self.reservoirs[layer], self.pool_words[layer]
+            )
+
+    def copy_open(self, layer: int, seqs: np.ndarray, blocks: np.ndarray) -> None:
+        """The open page of each sequence, with the token just written, as the engine's cache has it."""
+        kernels.copy_open(seqs, blocks, self.n_kv, self.open_at[layer], self.reservoirs[layer], self.pool_words[layer])
 
 
 def bits(x: torch.Tensor) -> np.ndarray:
     """The same memory for the kernels: float32, or the uint16 of bfloat16."""
     return x.numpy() if x.dtype == torch.float32 else x.view(torch.uint16).numpy()
-
-
-def _words(x: torch.Tensor, n: int) -> np.ndarray:
-    """A view as n pages of opaque 8-byte words, [n, word]."""
-    return x.view(torch.int64).view(n, -1).numpy()

@@ -1,0 +1,177 @@
+"""The plugin on a CUDA device: the reservoir is pinned host memory, attention FlashAttention's kernel over the pool.
+
+NOT YET RUN ON HARDWARE: written against the engine's source (FlashAttentionBackend, vllm 0.32). What needs no GPU, the
+fast tier in torch operations, is tested on a CPU; the device and the engine's calls below are not.
+
+The engine sees the pinned memory through unified addressing: its own kernels write and read it as they would GPU
+memory, so passes of many tokens read earlier chunks over the bus. Requests that decode read it only to fetch. The rule
+runs on the host, so there are no CUDA graphs: enforce_eager=True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadata,
+    FlashAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import _cached_get_attn_backend
+from vllm.v1.kv_cache_interface import KVCacheLayout
+from vllm.v1.worker.gpu_worker import Worker as GPUWorker
+
+from wakekv.errors import InputError
+from wakekv.vllm.backend import Split, SplitBuilder, checked
+from wakekv.vllm.remote import Remote
+from wakekv.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from wakekv.vllm.steps import Step
+    from wakekv.vllm.tier import FastTier
+
+
+class Backend(FlashAttentionBackend):
+    @classmethod
+    def get_supported_kernel_block_sizes(cls, kv_cache_spec=None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.LBHNC,)  # a page of one KV head in one piece
+
+    @staticmethod
+    def get_impl_cls() -> type[Impl]:
+        return Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        return Builder
+
+
+@dataclass
+class Metadata(FlashAttentionMetadata):
+    wakekv: Split | None = None
+
+
+class Builder(SplitBuilder, FlashAttentionMetadataBuilder):
+    def bare(self, common: Any) -> Metadata:
+        return Metadata(
+            common.num_actual_tokens, common.max_query_len, common.query_start_loc, common.max_seq_len,
+            common.seq_lens, common.block_table_tensor, common.slot_mapping,
+        )  # fmt: skip
+
+    def kernel_metadata(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Where the rows' queries start, how many tokens each row sees, and the most of these."""
+        starts = torch.arange(len(step.lengths) + 1, dtype=torch.int32, device=self.device)
+        return starts, step.lengths.to(self.device), int(step.lengths.max())
+
+
+class Impl(FlashAttentionImpl):
+    tier: FastTier | None = None
+    decode: Callable[..., None] | None = None  # steps.decode on this tier
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        if self.tier is not None:
+            self.tier.note_keys(self.tier.names[layer.layer_name], key, slot_mapping)
+
+    def forward(
+        self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None
+    ) -> torch.Tensor:
+        split = getattr(attn_metadata, "wakekv", None)
+        if split is None:
+            return super().forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
+            )
+        if split.others is not None:
+            others = split.others if isinstance(split.others, slice) else split.others.to(query.device)
+            out = output[others]
+            super().forward(layer, query[others], key[others], value[others], kv_cache, split.rest, out)
+            if not isinstance(others, slice):
+                output[others] = out
+        tier = self.tier
+        decoding = split.decoding if isinstance(split.decoding, slice) else split.decoding.to(query.device)
+        mine, out = query[decoding], output[decoding]
+        index = tier.names[layer.layer_name]
+        keys, values = tier.pools[index].transpose(1, 2).split(tier.d, dim=-1)
+        rows = len(mine) * tier.n_kv
+        starts, lengths, longest = split.kernel
+
+        def attend(table: torch.Tensor) -> None:
+            flash_attn_varlen_func(
+                q=mine.reshape(rows, tier.group, tier.d),
+                k=keys,
+                v=values,
+                out=out.view(rows, tier.group, tier.d),
+                cu_seqlens_q=starts,
+                max_seqlen_q=1,
+                seqused_k=lengths,
+                max_seqlen_k=longest,
+                softmax_scale=self.scale,
+                causal=True,
+                softcap=self.logits_soft_cap,
+                block_table=table,
+                fa_version=self.vllm_flash_attn_version,
+            )
+
+        self.decode(split.step, index, mine, attend, self.scale)
+        if not isinstance(decoding, slice):
+            output[decoding] = out
+        return output
+
+
+class InPinned(TorchFunctionMode):
+    """Within this block the engine's cache, one tensor of bytes, is pinned host memory that the device sees."""
+
+    made = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        of_bytes = len(args) == 1 and isinstance(args[0], int) and kwargs.get("dtype") is torch.int8
+        if function is torch.zeros and of_bytes:
+            self.made += 1
+            pinned = torch.zeros(args[0], dtype=torch.int8, device="cpu", pin_memory=True)
+            return get_accelerator_view_from_cpu_tensor(pinned)
+        return function(*args, **kwargs)
+
+
+class Worker(Remote, GPUWorker):
+    """The engine's worker, its cache in pinned host memory, and a fast tier on the device in front of it."""
+
+    slow_tier = "pinned host memory"
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        if self.use_v2_model_runner:
+            raise InputError("the plugin hooks into the engine's model runner V1: set VLLM_USE_V2_MODEL_RUNNER=0")
+        if not self.model_config.enforce_eager:
+            raise InputError("the plugin's rule runs on the host, outside CUDA graphs: start with enforce_eager=True")
+        register_backend(AttentionBackendEnum.FLASH_ATTN, "wakekv.vllm.cuda.Backend")
+        _cached_get_attn_backend.cache_clear()
+        try:
+            super().load_model(load_dummy_weights=load_dummy_weights)
+        finally:  # another engine in this process gets the engine's own
+            AttentionBackendEnum.FLASH_ATTN.clear_override()
+            _cached_get_attn_backend.cache_clear()
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        checked(self.wakekv_layers(), self.vllm_config.cache_config.cache_dtype)
+        with InPinned() as where:
+            super().initialize_from_config(kv_cache_config)
+        if where.made != 1:
+            raise InputError("this engine allocates its cache in another way than the version this plugin is made for")
+        self.attach(Settings.from_environment())
+
+    def tier_class(self) -> type:
+        from wakekv.vllm.torchtier import TorchTier
+
+        return TorchTier
