@@ -1,4 +1,4 @@
-"""The command line: python -m wakekv record | simulate | plan | quality | verify | reproduce | models | claims."""
+"""The command line: python -m wakekv record, simulate, plan, quality, system, verify, reproduce, models, claims."""
 
 from __future__ import annotations
 
@@ -121,6 +121,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--samples", type=int, metavar="N", help="the first N of each file (all)")
     add("--dtype", default="auto", metavar="NAME", help="auto, float32, bfloat16 or float16 (%(default)s)")
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    add("--json", action="store_true", help="print one JSON object")
+
+    add = command(commands.system)
+    add("--engine", default="vllm", choices=("vllm", "transformers"), help="where pages are moved (%(default)s)")
+    add("--profile", default="cpu", metavar="NAME", help="smoke, cpu or a30 (%(default)s); what follows changes it")
+    add("--model", metavar="NAME", help="a name from `models`, or a directory")
+    add("--dtype", choices=("bfloat16", "float32"), help="of weights and cache")
+    add("--requests", type=int, metavar="N", help="requests at a time")
+    add("--length", type=int, metavar="N", help="tokens of a prompt")
+    add("--n-tokens", type=int, metavar="N", help="tokens written after each")
+    add("--budget", type=int, metavar="B", help="pages per KV head")
+    add("--timing", choices=("exact", "lagged"), help="of the reactive ones: rank before attention, or after it")
+    add("--repeats", type=int, metavar="N", help="batches of each configuration")
+    add("--prompts", metavar="FILE", help="JSON lines with input, prompt or context, or any text")
+    add("--longbench", nargs="+", metavar="FILE", help="files of the benchmark, to be answered and scored")
+    add("--only", default="", metavar="NAME,NAME", help="these configurations, stock among them (all)")
+    add("--out", metavar="DIR", help="one JSON a configuration (runs/system/<engine>-<profile>)")
     add("--json", action="store_true", help="print one JSON object")
 
     add = command(commands.verify)

@@ -148,6 +148,26 @@ def quality(options: argparse.Namespace) -> None:
         print(table.to_string(index=False, float_format="{:.3f}".format))
 
 
+def system(options: argparse.Namespace) -> None:
+    """Measure throughput, stalls, memory and quality over rerank intervals (the paper's Table 2).
+
+    In the serving engine vLLM (the untouched one, dense; FlexiCache's rule; reactive residency ranking every 1 to 16
+    steps; destructive), or with the cache for transformers. Configurations take turns; each has one JSON file in --out,
+    and a run that was stopped goes on with what is left. Profiles: smoke (minutes), cpu (this machine), a30 (the
+    paper's run exactly; checks the GPU first). Without --prompts, passages of a bundled article, on which it is also
+    measured how far each configuration strays from the untouched engine.
+
+    examples:
+      python -m wakekv system --profile smoke --out runs/mine/smoke
+      python -m wakekv system --only stock,reactive-r1,reactive-r16 --length 1024 --out runs/mine/1k
+      python -m wakekv system --engine transformers --length 1024 --n-tokens 16 --out runs/mine/transformers
+      python -m wakekv system --profile a30 --prompts leval.jsonl --longbench triviaqa.jsonl ... --out runs/a30
+    """
+    from wakekv.table2 import asked
+
+    asked(options)
+
+
 def verify(options: argparse.Namespace) -> None:
     """Check that logs, and what the repository shows, are whole.
 
