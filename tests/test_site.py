@@ -167,3 +167,10 @@ def test_the_shown_site_is_that_of_the_shown_notebooks():
     for name in ("style.css", "replay.js", "explorer.js"):
         assert (shown / name).read_bytes() == (HERE / "static" / name).read_bytes(), "python -m wakekv site"
     assert sum(path.stat().st_size for path in shown.rglob("*") if path.is_file()) <= 15e6
+
+
+def test_an_installed_package_brings_what_the_site_is_made_of():
+    line = re.search(r"^package-data\.wakekv = (\[.*\])", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    patterns = json.loads(line[1])
+    for path in [*(HERE / "static").iterdir(), *(HERE / "vendor").iterdir()]:
+        assert any(path.relative_to(HERE.parent).match(pattern) for pattern in patterns), path.name

@@ -19,13 +19,13 @@ def tables(options: argparse.Namespace) -> None:
     04_sweep, 04_sweep_kv_heads, 05_table3 and 05_systems. Reactive, evict, frozen and the optimum cost in query heads
     what they cost on the whole logs, to the last miss. Not from these logs: R-KV and ReasonAlloc, which compare keys;
     sections 2.1 and 2.2, which need positions; other page sizes. One prompt of each regime: no intervals. Half a minute
-    of computing with numba (pip install '.[fast]'), much longer without.
+    of computing with numba (pip install '.[fast]'); without it minutes, and the first two tables only.
 
     examples:
       python -m wakekv tables --out runs/shipped
       python -m wakekv tables artifact/logs/gemma3-270m_cot_s0.npz --out runs/one
     """
-    from wakekv import matched
+    from wakekv import kernels, matched
     from wakekv import tables as written
     from wakekv.contests import SEVEN, SURVEY
     from wakekv.policies import POLICIES
@@ -37,14 +37,15 @@ def tables(options: argparse.Namespace) -> None:
     logs, budgets, paper = [open_log(path) for path in paths], PROFILES["default"].budgets, published()
     names = list(dict.fromkeys([*PAPER, *SEVEN, *SURVEY]))
     needs_keys = [] if all(path.is_dir() for path in paths) else ["rkv", "reasonalloc"]
-    chosen = studies(logs, {name: POLICIES[name] for name in names if name not in needs_keys}, slow_budgets=budgets)
-    first = studies(logs, PAPER)
+    rules = {name: POLICIES[name] for name in names if name not in needs_keys}
+    quoted = studies(logs, PAPER, budgets)
     made = {
-        "04_sweep": written.sweep(first, budgets, paper),
-        "04_sweep_kv_heads": written.sweep(studies(logs, PAPER, unit="kv_head"), budgets),
-        "05_table3": matched.seven(chosen, budgets, paper),
-        "05_systems": matched.systems(chosen, budgets),
+        "04_sweep": written.sweep(quoted, budgets, paper),
+        "04_sweep_kv_heads": written.sweep(studies(logs, PAPER, budgets, unit="kv_head"), budgets),
     }
+    if kernels.AVAILABLE:  # equal memory wants every budget, which takes numba's one pass
+        chosen = studies(logs, rules, slow_budgets=budgets)
+        made |= {"05_table3": matched.seven(chosen, budgets, paper), "05_systems": matched.systems(chosen, budgets)}
     folder = Path(options.out) / "tables"
     for name, table in made.items():
         table.save(folder, name)
