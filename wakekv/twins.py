@@ -210,5 +210,5 @@ def _cell(numbers: pd.DataFrame, what: str) -> str:
     row, form = numbers[numbers["what"] == what].iloc[0], (COUNTED | TIMED)[what][2]
     if not np.isfinite(row["estimate"]):
         return "–"
-    interval = f" [{row['lo']:{form}}, {row['hi']:{form}}]" if np.isfinite(row["lo"]) else ""
+    interval = f" [{row['lo']:{form}}, {row['hi']:{form}}]" if row["lo"] < row["hi"] else ""
     return f"{row['estimate']:{form}}{interval}"
