@@ -56,6 +56,8 @@ class Claim:
     @property
     def command(self) -> str:
         """What runs it on the paper's own models, where there is the hardware."""
+        if self.hardware:
+            return f"python -m wakekv system --profile {self.hardware.lower()} --prompts FILE --longbench FILE ..."
         if not (ROOT / "notebooks" / f"{self.notebook}.ipynb").exists():
             return f"none yet: notebook {self.notebook} is to come"
         return f"python -m wakekv reproduce --profile full --out runs/full --only {self.notebook.split('_')[0]}"
