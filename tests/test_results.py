@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ import torch
 
 from wakekv import quality, results, system, trials
 from wakekv.compare import load_rules
-from wakekv.errors import InputError
+from wakekv.errors import InputError, WakeKVError
 from wakekv.profiles import PROFILES
 from wakekv.results import SIZES, Bench, bench
 
@@ -43,7 +45,8 @@ def test_what_is_there_is_not_measured_again(tmp_path, counted):
     kept = json.loads((tmp_path / "measured" / "contest_niah_s1.json").read_text())
     assert (
         kept["machine"]
-        and kept["seconds_s"] >= 0 and kept["cpu_s"] >= 0
+        and kept["seconds_s"] >= 0
+        and kept["cpu_s"] >= 0
         and kept["asked"]["seed"] == 1
         and kept["model"] == "smollm2-135m"
     )
@@ -64,6 +67,29 @@ def test_other_questions_other_code_and_another_machine_are_measured_again(tmp_p
     monkeypatch.setattr(results, "_code", lambda: {"machine": "another"})
     small(tmp_path, budgets=(5,)).contest()
     assert len(counted) == 6
+
+
+def test_a_process_that_was_killed_is_told_in_one_line_and_what_was_done_is_kept(tmp_path, counted, monkeypatch):
+    class Pool:
+        def __init__(self, *args, **how):
+            self.n = 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *args):
+            return False
+
+        def submit(self, function, *args):
+            self.n += 1
+            future = Future()
+            future.set_result(function(*args)) if self.n == 1 else future.set_exception(BrokenProcessPool())
+            return future
+
+    monkeypatch.setattr(results, "ProcessPoolExecutor", Pool)
+    with pytest.raises(WakeKVError, match=r"^a process that measured contest_niah_s1 was killed[^\n]+$"):
+        replace(small(tmp_path), workers=2).contest()
+    assert [path.name for path in (tmp_path / "measured").iterdir()] == ["contest_niah_s0.json"]
 
 
 def test_the_code_that_counts_is_what_measures_and_not_the_pictures():

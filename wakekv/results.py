@@ -15,13 +15,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from wakekv.claims import hardware, write_json
-from wakekv.errors import lookup
+from wakekv.errors import WakeKVError, lookup
 from wakekv.profiles import PROFILES, Profile
 from wakekv.sources import files_of
 
@@ -147,7 +148,12 @@ def _measured(kind: str, jobs: Mapping[str, Mapping], model: Mapping, workers: i
     with pool:
         running = {name: pool.submit(_timed, kind, asked, model) for name, asked in jobs.items()}
         for name, future in running.items():
-            yield name, *future.result()
+            try:
+                yield name, *future.result()
+            except BrokenProcessPool:
+                raise WakeKVError(
+                    f"a process that measured {name} was killed (out of memory?): the same run goes on from there"
+                ) from None
 
 
 def _one_thread() -> None:
