@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_simulate import cycle, random_demand
 
 from wakekv import beyond, gained, learn, luck
-from wakekv.beyond import BY_LAYER, GOAL, RULES, TRIED, best_split, count_all, gap, split_misses, splits
+from wakekv.beyond import BY_LAYER, GOAL, RULES, TRIED, best_splits, count_all, gap, split_misses, splits
 from wakekv.claims import ROOT
 from wakekv.demand import demand
 from wakekv.errors import InputError
@@ -166,14 +166,14 @@ def test_counts_are_those_of_the_curves_and_the_same_from_two_workers(make_trace
 
 def test_a_split_is_the_best_there_is_where_curves_are_convex():
     by_head = np.array([[40, 20, 10, 5, 5], [9, 6, 4, 3, 3], [0, 0, 0, 0, 0]])
-    for total in range(3, 12):
+    totals = range(3, 12)
+    for total, budget in zip(totals, best_splits(by_head, totals)):
         least = min(
             split_misses(by_head, np.array(b)) for b in itertools.product(range(1, 6), repeat=3) if sum(b) <= total
         )
-        budget = best_split(by_head, total)
         assert split_misses(by_head, budget) == least and budget.sum() <= total and budget.min() >= 1
     with pytest.raises(InputError, match="less than one"):
-        best_split(by_head, 2)
+        best_splits(by_head, [5, 2])
 
 
 def test_a_split_of_its_own_log_misses_no_more_than_equal_budgets_or_than_another_s(cases):

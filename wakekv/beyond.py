@@ -150,35 +150,36 @@ def _task(run: Callable, task: tuple):
 # A fixed split: each head its own budget, settled once.
 
 
-def best_split(by_head: np.ndarray, total: int) -> np.ndarray:
-    """int [head]: budgets of 1 page and more that add up to `total` at most, and under which per-head recency misses
-    least in all, from its misses by head and budget (greedy along each head's lower hull, where gains only fall).
+def best_splits(by_head: np.ndarray, totals: Sequence[int]) -> np.ndarray:
+    """int [total, head]: budgets of 1 page and more that add up to each of `totals` at most, and under which per-head
+    recency misses least in all, from its misses by head and budget (greedy along each head's lower hull, where gains
+    only fall; the last step is taken in part).
 
-    InputError if `total` is below a page a head.
+    InputError if one of `totals` is below a page a head.
     """
     n_heads, n = by_head.shape
-    if total < n_heads:
-        raise InputError(f"{total} pages are less than one for each of {n_heads} heads")
-    gains, steps = [], []
+    if min(totals) < n_heads:
+        raise InputError(f"{min(totals)} pages are less than one for each of {n_heads} heads")
+    gains, heads, steps = [], [], []
     for h in range(n_heads):
         at = 0
-        while at < n - 1:
+        while at < n - 1 and by_head[h, at] > by_head[h, -1]:
             slope = (by_head[h, at] - by_head[h, at + 1 :]) / np.arange(1, n - at)
             best = len(slope) - 1 - int(np.argmax(slope[::-1]))
-            if slope[best] <= 0:
-                break
             gains.append(slope[best])
-            steps.append((h, best + 1))
+            heads.append(h)
+            steps.append(best + 1)
             at += best + 1
-    budget, left = np.ones(n_heads, np.int64), total - n_heads
-    for i in np.argsort(-np.array(gains), kind="stable"):
-        h, step = steps[i]
-        take = min(step, left)  # the last step is taken in part: all of the total is given out
-        budget[h] += take
-        left -= take
-        if not left:
-            break
-    return budget
+    order = np.argsort(-np.array(gains), kind="stable")
+    head, step = np.array(heads, int)[order], np.array(steps, int)[order]
+    spent, out = np.cumsum(step), np.ones((len(totals), n_heads), np.int64)
+    for budget, total in zip(out, totals):
+        left = total - n_heads
+        whole = int(np.searchsorted(spent, left, side="right"))
+        np.add.at(budget, head[:whole], step[:whole])
+        if whole < len(step):
+            budget[head[whole]] += left - (spent[whole - 1] if whole else 0)
+    return out
 
 
 def split_misses(by_head: np.ndarray, budget: np.ndarray) -> int:
@@ -193,17 +194,16 @@ def splits(cases: Sequence[Counted], budgets: Sequence[int]) -> pd.DataFrame:
     rows = []
     for unit, model in dict.fromkeys((case.unit, case.model) for case in cases):
         group = [case for case in cases if (case.unit, case.model) == (unit, model)]
-        for budget in budgets:
-            heads = len(group[0].wants)
-            of = [best_split(case.by_head, budget * heads) for case in group]
+        of = [best_splits(case.by_head, [b * len(case.wants) for b in budgets]) for case in group]
+        for i, budget in enumerate(budgets):
             for case, own in zip(group, of):
                 moved = {"other_prompt": [], "other_regime": []}
                 for other, split in zip(group, of):
                     if other is not case:
                         kind = "other_prompt" if other.regime == case.regime else "other_regime"
-                        moved[kind].append(split_misses(case.by_head, split))
+                        moved[kind].append(split_misses(case.by_head, split[i]))
                 row = {"model": model, "regime": case.regime, "seed": case.seed, "part": case.part, "unit": unit}
-                row |= {"budget": budget, "own": split_misses(case.by_head, own), "wants": case.wants.sum()}
+                row |= {"budget": budget, "own": split_misses(case.by_head, own[i]), "wants": case.wants.sum()}
                 rows.append(row | {kind: np.mean(misses) if misses else np.nan for kind, misses in moved.items()})
     return pd.DataFrame(rows)
 

@@ -26,14 +26,12 @@ class Item:
     """A table, figure or section of the paper, and what of the reference run answers it.
 
     names: as claims.yaml says where a claim stands. leaves: the files to look at first, as a run names them.
-    command: what makes it where there is no such notebook.
     """
 
     names: tuple[str, ...]
     about: str
     notebook: str
     leaves: tuple[str, ...]
-    command: str = ""
 
 
 ITEMS = (
@@ -49,7 +47,7 @@ ITEMS = (
          ("tables/05_table1.csv", "figures/05_margins.png")),
     Item(("§5.2, its open end",), "reversible against destructive by stall time", "06_reversible_cache",
          ("figures/06_equal_memory.png", "figures/06_stall_price_timed.png", "tables/06_equal_memory.csv")),
-    Item(("Table 2", "§5.2"), "throughput and quality", "07_real_system", (), "`python -m wakekv system`, below"),
+    Item(("Table 2", "§5.2"), "throughput and quality", "07_real_system", ()),
     Item(("Table 3",), "the sweep", "05_matched", ("tables/05_table3.csv", "tables/04_sweep.csv")),
     Item(("beyond the paper",), "one budget for all heads, a rule of ours", "09_beyond",
          ("figures/09_gap_closed.png", "tables/beyond.csv")),
@@ -111,7 +109,7 @@ def items(shown: Path) -> str:
         counts = [f"{sum(row['verdict'] == v for row in own)} {v}" for v in VERDICTS]
         lines.append([
             f"{', '.join(item.names)}: {item.about}" if item.names else item.about,
-            f"`make reproduce ONLY={item.notebook[:2]}`" if _exists(item.notebook, books) else item.command,
+            f"`make reproduce ONLY={item.notebook[:2]}`",
             f"[{item.notebook[:2]}](artifact/notebooks/{item.notebook}.ipynb)" if item.notebook in books else "–",
             cost.get("hardware", _machine(record, shown)) if cost else "–",
             f"1, and {_reading(books[item.notebook])} to read" if item.notebook in books else "–",
@@ -135,10 +133,6 @@ def claims(shown: Path) -> str:
 
 PARTS: dict[str, Callable[[Path], str]] = {"run": run_at_a_glance, "items": items, "claims": claims}
 _BOOKS = {item.notebook for item in ITEMS}
-
-
-def _exists(notebook: str, books: dict[str, Path]) -> bool:
-    return notebook in books or (ROOT / "notebooks" / f"{notebook}.ipynb").exists()
 
 
 def _belongs(row: dict, item: Item) -> bool:

@@ -28,7 +28,7 @@ def beyond(cases: Sequence[Counted], budgets: Sequence[int], resamples: int = st
 
     numbers: policy, scope, model, regime, split, unit, budget, miss_rate, fewer_misses, gap_closed, lo, hi (of
     gap_closed), n, method; miss_lo to fewer_hi; pages, reactive_pages (mean resident pages, summed over heads);
-    fewer_same_memory: misses saved against reactive at its smallest budget that holds at least as much.
+    fewer_same_memory: misses saved against reactive with the same mean memory, on the line between its budgets.
     """
     fixed, rows = splits(cases, budgets), []
     for (model, regime, part, unit), group in groups(cases).items():
@@ -58,9 +58,12 @@ def _row(policy: str, scope: str, head: Mapping, found: Sequence[stats.Estimate]
 
 
 def _memory(group: Sequence[Counted], rule: str, budget: int) -> dict:
-    pages = [case.pages[rule][budget - 1] for case in group]
-    as_much = [min(int((case.pages[PAPER] < p).sum()), case.n_pages - 1) for case, p in zip(group, pages)]
-    paper = sum(case.misses[PAPER][at] for case, at in zip(group, as_much))
+    pages, paper = [case.pages[rule][budget - 1] for case in group], 0.0
+    for case, held in zip(group, pages):
+        rising = np.append(np.diff(case.pages[PAPER]) > 1e-9, True)  # of budgets with one memory, the last
+        known = case.pages[PAPER][rising]
+        at = np.clip(held, known[0], known[-1])  # at its largest reactive holds all that it will ever hold
+        paper += float(stats.interpolate(at, known, case.misses[PAPER][rising]))
     ours = sum(case.misses[rule][budget - 1] for case in group)
     return {
         "pages": float(np.mean(pages)),
@@ -149,7 +152,11 @@ def tried(cases: Sequence[Counted], budgets: Sequence[int]) -> Table:
                 rows.append(row | {"gap_closed": closed, "worse": int(np.nansum(ours > paper))})
     numbers = pd.DataFrame(rows)
     shown = numbers.pivot_table(index="policy", columns="budget", values="gap_closed", sort=False)
-    shown = shown.loc[shown.mean(axis=1).sort_values(ascending=False, kind="stable").index].map("{:.0%}".format)
+    shown = (
+        shown.loc[shown.mean(axis=1).sort_values(ascending=False, kind="stable").index]
+        .map("{:.0%}".format)
+        .replace("nan%", "–")
+    )
     worse = numbers.drop_duplicates(["policy", "regime", "unit"]).groupby("policy")["worse"].sum()
     shown.columns = [f"B = {b}" for b in shown.columns]
     shown["budgets worse than reactive"] = worse.loc[shown.index].astype(str)
@@ -171,7 +178,7 @@ def chance(logs: Mapping[str, tuple[Demand, Policy]], budgets: Sequence[int]) ->
                 rows.append({"log": name, "policy": rule, "budget": b, "gap_closed": closed})
     numbers = pd.DataFrame(rows)
     shown = numbers.pivot_table(index=["log", "policy"], columns="budget", values="gap_closed", sort=False)
-    shown = shown.map("{:.0%}".format)
+    shown = shown.map("{:.0%}".format).replace("nan%", "–")
     shown.columns = [f"B = {b}" for b in shown.columns]
     return Table(numbers, shown.reset_index())
 

@@ -38,12 +38,13 @@ def gap_closed(
     n = {name: sum(case.name == name for case in pick(cases, units[0], part)) for name in names}
     figure = canvas(max(5, 1 + 1.75 * len(names)), 1.1 + 1.8 * len(units), f"{part} prompts, simulated")
     grid = figure.subplots(len(units), len(names), squeeze=False, sharex="col", sharey=True)
-    drawn = []
+    at = np.unique(np.linspace(within[0], within[1], 13).round().astype(int))
+    fixed, drawn = splits([case for case in cases if case.part], at), []
     for (model, regime, of, unit), group in groups(cases).items():
         if of == part:
             axes = grid[units.index(unit), names.index(f"{model} / {regime}")]
-            others = [case for case in cases if case.part and case.model == model]
-            drawn.append(_lines(axes, group, others, within, resamples))
+            own = fixed[(fixed["model"] == model) & (fixed["regime"] == regime) & (fixed["unit"] == unit)]
+            drawn.append(_lines(axes, group, own[own["part"] == part], at, resamples))
     for axes, name in zip(grid[0], names):
         axes.set_title(f"{name.replace(' / ', chr(10))}, {n[name]} prompts")
     for axes, unit in zip(grid[:, 0], units):
@@ -60,31 +61,22 @@ def gap_closed(
     return Picture(figure, pd.concat(drawn, ignore_index=True), says)
 
 
-def _lines(axes, group: Sequence[Counted], others: Sequence[Counted], within, resamples: int) -> pd.DataFrame:
+def _lines(axes, group: Sequence[Counted], fixed: pd.DataFrame, at: np.ndarray, resamples: int) -> pd.DataFrame:
     axes.axhline(GOAL, color=BLACK, linestyle=":", linewidth=0.8)
     axes.axhline(0, color=GREY, linewidth=0.6)
-    first = group[0]
-    n = min(case.n_pages for case in group)
-    budgets = np.arange(within[0], min(within[1], n) + 1)
+    first, n = group[0], min(case.n_pages for case in group)
     paper, best = (sum(case.misses[name][:n] for case in group) for name in (PAPER, "optimum"))
-    budgets = [b for b in budgets if paper[b - 1] - best[b - 1] >= 0.001 * sum(case.wants.sum() for case in group)]
-    at = budgets[:: max(1, len(budgets) // 12)]
-    rows = []
+    least = 0.001 * sum(case.wants.sum() for case in group)
+    at, rows = [int(b) for b in at if b <= n and paper[b - 1] - best[b - 1] >= least], []
     for rule in (OURS, "pooled"):
         found = [gap(group, rule, b, resamples=resamples)[2] for b in at]
         rows += [{"policy": rule, "budget": b, **one.row()} for b, one in zip(at, found)]
         axes.plot(at, [one.value for one in found], **LINES[rule])
         axes.fill_between(at, [f.lo for f in found], [f.hi for f in found], color=LINES[rule]["color"], alpha=0.2, lw=0)
-    same = [case for case in others if case.unit == first.unit]
-    table = splits(same, at)
-    table = (
-        table[(table["regime"] == first.regime) & (table["part"] == first.part)]
-        .groupby("budget")
-        .sum(numeric_only=True)
-    )
-    for kind in ("own", "other_regime"):
-        if len(table) and (kind == "own" or len({case.regime for case in same}) > 1):
-            closed = [(paper[b - 1] - table.loc[b, kind]) / (paper[b - 1] - best[b - 1]) for b in at]
+    total = fixed.groupby("budget")[["own", "other_regime"]].sum(min_count=len(group))
+    for kind in total:
+        if at and total[kind].notna().any():
+            closed = [(paper[b - 1] - total.loc[b, kind]) / (paper[b - 1] - best[b - 1]) for b in at]
             rows += [{"policy": SPLITS[kind], "budget": b, "estimate": c, "n": len(group)} for b, c in zip(at, closed)]
             axes.plot(at, closed, **LINES[kind], linewidth=1)
     table = pd.DataFrame(rows, columns=["policy", "budget", "estimate", "lo", "hi", "n"])
