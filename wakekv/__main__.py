@@ -104,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-slowdown", type=float, default=0.05, metavar="SHARE", help=text)
     text = "the most attention weight that may go unread, as a share of the logged (%(default)s)"
     add("--max-at-risk", type=float, default=0.001, metavar="SHARE", help=text)
-    add("--policies", default="reactive,pooled,evict", metavar="P,P", help="which to compare (%(default)s)")
+    add("--batch", type=int, default=1, metavar="N", help="sequences decoded together (%(default)s)")
+    add("--policies", default="reactive,commons,evict", metavar="P,P", help="which to compare (%(default)s)")
     add("--budgets", default="8,16,32,64,128", metavar="B,B", help="pages a KV head to print (%(default)s); all count")
     add("--dtype", metavar="NAME", help="of keys and values when served (that of the recording)")
     add("--json", action="store_true", help="print one JSON object, every budget")

@@ -89,8 +89,9 @@ def plan(options: argparse.Namespace) -> None:
     Replays the logs as a real cache would see them (KV heads, the prompt resident after prefill) and prints, for each
     policy and budget, the memory saved, the pages and bytes fetched a token, how long a token waits for them, and how
     much attention weight a policy that destroys pages never reads; with 95 % intervals over prompts where there are
-    several. Then the smallest memory that keeps to the limits, and why. Waiting is the link's latency and bandwidth
-    with nothing hidden behind compute. Links: pcie3, pcie4, pcie5, c2c, nvme (stated assumptions), or measure.
+    several. Then the smallest memory that keeps to the limits, and why; it is never less than a head reads in a step.
+    Waiting is the link's latency and bandwidth, nothing hidden behind compute. Links: pcie3, pcie4, pcie5, c2c, nvme
+    (stated assumptions), or measure.
 
     examples:
       python -m wakekv plan runs/default/traces/smollm2-135m_niah_* --link pcie4 --step-ms 30 --max-slowdown 0.05
@@ -109,6 +110,7 @@ def plan(options: argparse.Namespace) -> None:
         options.max_at_risk,
         [name for name in options.policies.split(",") if name],
         options.dtype,
+        batch=options.batch,
     )
     print(json.dumps(planning.as_json(made)) if options.json else planning.as_text(made, _numbers(options.budgets)))
 
