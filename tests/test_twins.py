@@ -57,9 +57,9 @@ def test_the_parts_of_a_step_add_up_to_it():
 
 def test_needles_are_counted_cell_by_cell():
     table = twins.needles(section6.needles())
-    cells = table.set_index(["cache", "length", "depth"])["found"]
-    assert cells["full", 100, 0.1] == 1 and cells["reversible, B = 8", 200, 0.9] == 1
-    assert cells["destructive, as many bytes, B = 8", 200, 0.9] == 0 and len(cells) == 20
+    cells = table.fillna({"budget": 0}).set_index(["arm", "budget", "length", "depth"])["found"]
+    assert cells["full", 0, 100, 0.1] == 1 and cells["reversible", 8, 200, 0.9] == 1
+    assert cells["destructive, wider", 8, 200, 0.9] == 0 and len(cells) == 20
 
 
 def test_no_measurement_is_said():

@@ -137,13 +137,9 @@ def costs(rows: Sequence[Mapping]) -> Table:
 
 
 def needles(rows: Sequence[Mapping]) -> pd.DataFrame:
-    """cache (full, or arm and B), length, depth, found (share), n: the answers of `quality.needles`."""
-    found = pd.DataFrame(rows)
-    at = found["budget"].map(lambda budget: "" if pd.isna(budget) else f", B = {budget:.0f}")
-    grouped = found.assign(cache=found["arm"].map(lambda arm: SAYS.get(arm, arm)) + at).groupby(
-        ["cache", "length", "depth"], sort=False
-    )["found"]
-    return grouped.agg(found="mean", n="size").reset_index()
+    """arm, budget (nan: full), length, depth, found (share), n: the answers of `quality.needles`."""
+    grouped = pd.DataFrame(rows).groupby(["arm", "budget", "length", "depth"], sort=False, dropna=False)["found"]
+    return grouped.agg(found="mean", n="size").reset_index().astype({"budget": float})
 
 
 def found(rows: Sequence[Mapping]) -> Table:

@@ -215,28 +215,28 @@ def step_parts(rows: Sequence[Mapping], about: str) -> Picture:
 
 @styled
 def needle_map(rows: Sequence[Mapping], about: str) -> Picture:
-    """Needles found, by the length of the text and their depth in it: the full cache, and each arm at each budget."""
+    """Needles found, by the length of the text and their depth in it: a row a budget, a column a cache; full first."""
     table = twins.needles(rows)
-    names = list(dict.fromkeys(table["cache"]))
-    figure = canvas(max(4, 0.6 + 1.75 * len(names)), 2.6, about)
-    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    arms, budgets = list(dict.fromkeys(table["arm"])), sorted(set(table["budget"].dropna()))
     lengths, depths = (sorted(set(table[name])) for name in ("length", "depth"))
-    for axes, name in zip(panels, names):
-        cells = table[table["cache"] == name].pivot(index="depth", columns="length", values="found")
-        cells = cells.reindex(index=depths, columns=lengths)
-        image = axes.imshow(cells, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-        for y, x in np.ndindex(cells.shape):
-            light = cells.iloc[y, x] < 0.5
-            axes.text(
-                x, y, f"{cells.iloc[y, x]:.0%}", ha="center", va="center", color="w" if light else "k", fontsize=7
-            )
-        axes.set_title("\n".join(name.rsplit(", ", 1)), fontsize=8)
-        axes.set_xticks(range(len(lengths)), lengths)
-        axes.set_yticks(range(len(depths)), depths)
-        axes.tick_params(length=0)
+    figure = canvas(max(5, 0.6 + 1.8 * len(arms)), 0.8 + 1.6 * len(budgets), about)
+    grid = figure.subplots(len(budgets), len(arms), squeeze=False, sharey=True, sharex=True)
+    for line, budget in zip(grid, budgets):
+        for axes, arm in zip(line, arms):
+            mine = table[(table["arm"] == arm) & ((table["budget"] == budget) | table["budget"].isna())]
+            cells = mine.pivot(index="depth", columns="length", values="found").reindex(index=depths, columns=lengths)
+            image = axes.imshow(cells, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            for (y, x), share in np.ndenumerate(cells.to_numpy()):
+                axes.text(x, y, f"{share:.0%}", ha="center", va="center", color="w" if share < 0.5 else "k", fontsize=7)
+            axes.set_xticks(range(len(lengths)), lengths)
+            axes.set_yticks(range(len(depths)), depths)
+            axes.tick_params(length=0)
+        line[0].set_ylabel(f"B = {budget:.0f}\ndepth of the needle")
+    for axes, arm in zip(grid[0], arms):
+        axes.set_title(twins.SAYS.get(arm, arm).replace(", ", ",\n"), fontsize=8)
+    for axes in grid[-1]:
         axes.set_xlabel("tokens")
-    panels[0].set_ylabel("depth of the needle")
-    figure.colorbar(image, ax=panels, pad=0.01, label="needles found", ticks=[0, 0.5, 1])
+    figure.colorbar(image, ax=grid, pad=0.01, label="needles found", ticks=[0, 0.5, 1])
     return Picture(figure, table, "Needles found by length and depth, with and without return of pages")
 
 
