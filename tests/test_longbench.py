@@ -214,8 +214,8 @@ def test_the_benchmarks_own_files_are_read_and_asked(smol):
     assert {x.task for x in samples} == set(longbench.TASKS)
     for one in samples:
         assert longbench.score(one, one.answers[-1]) == 1.0 or not longbench.normalised(one.answers[-1])
-        ids = longbench.tokens_of(one, smol.tokenizer, 1000)
-        assert 900 < len(ids) < 1100
+        ids = longbench.tokens_of(one, smol.tokenizer, 400)  # the shortest of them has 600
+        assert 380 < len(ids) < 460
         text = smol.tokenizer.decode(ids)
         assert one.input[-40:] in text and text.startswith("<|im_start|>") == (one.task != "triviaqa")
     (one,) = [x for x in samples if x.task == "2wikimqa"][:1]
