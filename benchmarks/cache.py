@@ -7,7 +7,8 @@ All caches read the same passages of an encyclopaedia, a different one for each 
 follows, token by token and taking turns. Of the first of ours, at the longest context:
 
 vs_dynamic     seconds a step with transformers' DynamicCache over seconds a step with ours, medians
-vs_static      the same for a preallocated StaticCache
+vs_static      the same for a preallocated cache, the faster of two: transformers' StaticCache, which repeats keys over
+               all its room (alone: vs_static_cache), and a DynamicCache that writes into such room
 vs_dynamic_cpu, vs_static_cpu   the same of CPU seconds, which other processes disturb less
 kl_mean        KL(full || ours) in nats a token, over all tokens fed after the context
 destructive_kl_mean   with --destructive: the same with one flag changed, reversible=False, at the same budget
@@ -31,11 +32,13 @@ from wakekv.models import load
 
 def verdict(rows: list[dict]) -> dict:
     """The numbers above, of the rows of `system.measure` for one context."""
-    dynamic, static, ours, *others = rows
+    theirs = {row["settings"]: row for row in rows if not row["asked"]}
+    ours, *others = (row for row in rows if row["asked"])
     found = {"context": ours["context"], "batch": ours["batch"], "settings": ours["asked"]}
     for clock in ("", "_cpu"):
-        for name, row in ("dynamic", dynamic), ("static", static):
-            found[f"vs_{name}{clock}"] = row[f"step{clock}_s"] / ours[f"step{clock}_s"]
+        ratio = {name: row[f"step{clock}_s"] / ours[f"step{clock}_s"] for name, row in theirs.items()}
+        found[f"vs_dynamic{clock}"], found[f"vs_static_cache{clock}"] = ratio["dynamic"], ratio["static"]
+        found[f"vs_static{clock}"] = min(ratio["static"], ratio["preallocated"])
     found |= {name: ours[name] for name in ("kl_mean", "kl_p95", "agreement", "n_tokens")}
     twins = [row["kl_mean"] for row in others if row["asked"].get("policy") == "evict"]
     found |= {"destructive_kl_mean": twins[0]} if twins else {}

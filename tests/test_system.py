@@ -21,7 +21,7 @@ def start_of(kind):
     return model, quality.prefilled(model, TOKENS[:50], budget=3, wants=2, page=4, max_tokens=80)
 
 
-@pytest.mark.parametrize("kind, names", [("llama", ["dynamic", "static"]), ("gemma3", ["dynamic"])])
+@pytest.mark.parametrize("kind, names", [("llama", ["dynamic", "static", "preallocated"]), ("gemma3", ["dynamic"])])
 def test_the_rivals_hold_the_same_text(kind, names):
     model, start = start_of(kind)
     with torch.inference_mode():
@@ -37,15 +37,16 @@ def test_a_measurement_counts_steps_stalls_and_bytes(tmp_path):
     model, start = start_of("llama")
     caches = [{"policy": "reactive"}, {"policy": "evict"}, {"budget": 15}]
     rows = system.measure(model, start, TOKENS[50:62], caches, batch=2)
-    assert [row["settings"] for row in rows] == ["dynamic", "static", "policy=reactive", "policy=evict", "budget=15"]
-    assert [row["asked"] for row in rows] == [{}, {}, *caches]
+    ours = ["policy=reactive", "policy=evict", "budget=15"]
+    assert [row["settings"] for row in rows] == ["dynamic", "static", "preallocated", *ours]
+    assert [row["asked"] for row in rows] == [{}, {}, {}, *caches]
     page_bytes, heads = 2 * 4 * 8 * 4, 3 * 2 * 2
     assert rows[0]["bytes"] == 62 * page_bytes // 4 * heads
     for row in rows:
         assert row["context"] == 50 and row["batch"] == 2 and row["n_steps"] == 12
         assert row["step_s"] > 0 and row["tokens_per_s"] == pytest.approx(2 / row["step_s"])
         assert row["step_cpu_s"] > 0 and row["mean_step_s"] > 0
-    reversible, destructive, whole = rows[2:]
+    reversible, destructive, whole = rows[3:]
     for row in (reversible, destructive):
         assert row["tiers"]["pages"] == 4 * page_bytes * heads  # the budget and the open page
         fast = sum(row["tiers"][name] for name in ("pages", "digests", "tables", "windows"))
@@ -64,9 +65,9 @@ def test_each_cache_is_told_apart_from_the_full_one():
     start.batch_repeat_interleave(2)
     tokens = torch.tensor([TOKENS[50:62], TOKENS[8:20]])
     rows = system.measure(model, start, tokens, [{"budget": 15, "wants": 15}, {"budget": 2, "wants": 1}])
-    _, static, whole, some = rows
+    _, static, lean, whole, some = rows
     assert rows[0].keys().isdisjoint({"kl_mean", "agreement"})
-    for row in (static, whole):
+    for row in (static, lean, whole):
         assert row["kl_worst"] < 1e-8 and row["agreement"] == 1 and row["n_tokens"] == 24
     alone = [
         quality.compare(model, start_of("llama")[1], [*row, 0], [{"budget": 2, "wants": 1}], least=1)[0]
@@ -83,8 +84,10 @@ def test_a_sweep_measures_every_context_and_batch(monkeypatch):
     loaded, settings = SimpleNamespace(model=model, tokenizer=None), {"page": 4, "budget": 3, "wants": 2}
     rows = system.sweep(loaded, [{"budget": 2}], contexts=[40, 20], batches=[1, 2], steps=5, **settings)
     seen = [(row["context"], row["batch"], row["settings"], row["n_steps"]) for row in rows]
-    assert seen == [(c, b, s, 5) for b in (1, 2) for c in (20, 40) for s in ("dynamic", "static", "budget=2")]
-    assert all(row["kl_mean"] < 1e-8 for row in rows if row["settings"] == "static")
+    assert seen == [
+        (c, b, s, 5) for b in (1, 2) for c in (20, 40) for s in ("dynamic", "static", "preallocated", "budget=2")
+    ]
+    assert all(row["kl_mean"] < 1e-8 for row in rows if row["settings"] in ("static", "preallocated"))
 
 
 def test_passages_are_different_and_from_all_over_the_article(monkeypatch):

@@ -7,14 +7,13 @@ own does.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import DynamicCache, PreTrainedTokenizerBase, StaticCache
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 import wakekv
 from wakekv.cache import ReversibleCache
-from wakekv.cache.layer import PagedLayer
 from wakekv.errors import InputError
 from wakekv.quality import divergence
+from wakekv.rivals import rivals
 from wakekv.texts import read_filler
 
 WARM = 2  # steps left out of all that is timed
@@ -71,39 +70,6 @@ def passages(tokenizer: PreTrainedTokenizerBase, n_sequences: int, n_tokens: int
         raise InputError(f"the article has {len(ids)} tokens, not {n_tokens}: ask for a shorter context")
     firsts = np.linspace(0, len(ids) - n_tokens, n_sequences).astype(int)
     return torch.stack([ids[first : first + n_tokens] for first in firsts])
-
-
-def rivals(start: ReversibleCache, batch: int, steps: int) -> Iterator[tuple[str, Cache]]:
-    """transformers' caches, holding what `start` does, each of its sequences `batch` times: dynamic; static
-    (preallocated; for models without window layers); offloaded (whole layers moved to host memory and back; where there
-    is a GPU)."""
-    whole = [_tokens(layer) if isinstance(layer, PagedLayer) else layer for layer in start.layers]
-    on_gpu = start.paged[0].digests.is_cuda
-    kinds = {"dynamic": lambda: DynamicCache(config=start.config)}
-    if len(start.paged) == len(start.layers):
-        room = start.get_seq_length() + steps
-        kinds["static"] = lambda: StaticCache(config=start.config, max_cache_len=room)
-    if on_gpu:
-        kinds["offloaded"] = lambda: DynamicCache(config=start.config, offloading=True)
-    for name, kind in kinds.items():
-        cache = kind()
-        with torch.inference_mode():
-            for i, held in enumerate(whole):
-                if isinstance(held, tuple):
-                    cache.update(*(x.repeat_interleave(batch, 0) for x in held), i)
-                else:
-                    cache.layers[i] = copy.deepcopy(held)
-                    cache.layers[i].batch_repeat_interleave(batch)
-        yield name, cache
-
-
-def _tokens(layer: PagedLayer) -> tuple[torch.Tensor, ...]:
-    """Keys and values [sequence, kv_head, token, d] of all that a layer holds."""
-    tiers = ((layer.reservoir.keys, layer.pool.keys), (layer.reservoir.values, layer.pool.values))
-    rows = (
-        torch.cat([x[:, : layer.n_closed].flatten(1, 2).to(y.device), y[:, -1, : layer.n_open]], 1) for x, y in tiers
-    )
-    return tuple(x.unflatten(0, (-1, layer.n_kv)) for x in rows)
 
 
 @dataclass
