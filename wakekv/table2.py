@@ -110,12 +110,23 @@ def sweep(
         if "flexicache" in table:
             table["flexicache"]["profile"] = profile(pair, tokenizer, run, out)
         found = serving.sweep(pair, table, load, out, repeats=run.repeats, about=about, texts=texts, say=say)
+        if "reactive-r1" in table and not (out / "predicted.json").exists():
+            predicted(pair, table["reactive-r1"], load, found["reactive-r1"], out)
         for name in found if samples else ():
             if "longbench" not in found[name]:
                 found[name]["longbench"] = tasks(pair, table[name], samples, tokenizer, run.length)
                 serving.save(out / f"{name}.json", found[name])
                 say(f"{name}: LongBench {found[name]['longbench']['mean']:.2f}")
     return found
+
+
+def predicted(pair: Pair, settings: Any, load: Load, measured: Any, out: Path) -> None:
+    """What the simulator expects of the other configurations, from one more run of R = 1 that is recorded."""
+    from wakekv.served import predict
+
+    demands = pair.demands(settings, load)
+    medians = {name: x["median"] for name, x in measured["summary"].items()}
+    serving.save(out / "predicted.json", predict(demands, settings["budget"], medians))
 
 
 def profile(pair: Pair, tokenizer: Any, run: Run, out: Path) -> list[int]:

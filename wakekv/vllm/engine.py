@@ -109,8 +109,9 @@ class Engine:
         return self.llm.collective_rpc(f"wakekv_{what}", kwargs=arguments)[0]
 
     def drain(self) -> None:
-        """Let the engine notice that requests have ended."""
-        self.llm.llm_engine.step()
+        """Let the engine notice that requests have ended; one in a process of its own does so by itself."""
+        if hasattr(self.llm.llm_engine.engine_core, "engine_core"):
+            self.llm.llm_engine.step()
 
     def generate(self, prompts: Sequence[Sequence[int]], n_tokens: int, extra: Sequence[dict] | None = None) -> Batch:
         """Greedy text of n_tokens after each prompt, all requests at once; no request ends before."""

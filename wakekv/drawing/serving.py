@@ -1,0 +1,93 @@
+"""The serving engine in pictures: speed against how far the text strays, and where the time of a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from wakekv import served
+from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, Picture, canvas, styled
+
+COLOUR = dict(zip((*served.PARTS.values(), "the rest of the model"), (YELLOW, ORANGE, BLUE, PINK, "#d9d9d9")))
+LOOK = {"stock": (BLACK, "s"), "flexicache": (BLUE, "D"), "destructive": (GREEN, "X")}
+
+
+@styled
+def front(found: Mapping[str, Mapping], published: Sequence[Mapping]) -> Picture:
+    """Throughput against quality. Left, as published: tokens a second over stock FlexiCache's, LongBench in % of it.
+    Right, measured here: decoding over the dense engine's, and the divergence from it; bars reach over the repeats."""
+    ours = served.rates(found)
+    figure = canvas(9, 3.6, served.about(found))
+    left, right = figure.subplots(1, 2)
+    theirs = pd.DataFrame(published)
+    reactive = theirs[theirs["config"] == "reactive"]
+    left.plot(reactive["longbench_pct"], reactive["speedup"], color=GREY, marker="o", markerfacecolor="white")
+    left.plot([100], [1], color=BLUE, marker="D", ls="")
+    for row in theirs.itertuples():
+        said = "FlexiCache, R = 16" if row.config != "reactive" else f"R = {row.rerank}"
+        left.annotate(said, (row.longbench_pct, row.speedup), (4, 3), textcoords="offset points", fontsize=7)
+    left.set(title="published: Mistral-7B, one A30", xlabel="LongBench, % of stock FlexiCache")
+    left.set_ylabel("tokens a second over stock FlexiCache's")
+    drawn = ours.dropna(subset="kl")
+    line = drawn[drawn["configuration"].str.startswith("reactive")]
+    right.plot(line["kl"], line["decode_vs_stock"], color=ORANGE, linewidth=1)
+    for row in drawn.itertuples():
+        colour, marker = LOOK.get(row.configuration, (ORANGE, "o"))
+        spread = [[row.decode_vs_stock - row.decode_vs_stock_lo], [row.decode_vs_stock_hi - row.decode_vs_stock]]
+        right.errorbar([row.kl], [row.decode_vs_stock], yerr=spread, color=colour, marker=marker, ls="", capsize=2)
+        where = (row.kl, row.decode_vs_stock)
+        right.annotate(row.configuration, where, (4, 3), textcoords="offset points", fontsize=7)
+    right.axhline(1, color=GREY, linewidth=0.7)
+    right.set(title="measured here", xlabel="KL from the dense engine, nats a token (left is better)")
+    right.set_ylabel("decode steps a second over the dense engine's")
+    handles = [Line2D([], [], color=ORANGE, marker="o", label="reactive, by R")]
+    handles += [Line2D([], [], color=c, marker=m, ls="", label=name) for name, (c, m) in LOOK.items() if name in found]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    both = pd.concat([ours.assign(whose="measured"), theirs.assign(whose="published")], ignore_index=True)
+    return Picture(figure, both, "Throughput against quality: as published on an A30, and as measured here")
+
+
+@styled
+def parts(found: Mapping[str, Mapping]) -> Picture:
+    """Where the time of a decode step goes, a bar a configuration: stacked milliseconds, medians over steps."""
+    table = served.parts(found)
+    names = list(dict.fromkeys(table["configuration"]))
+    figure = canvas(8, 1.0 + 0.32 * len(names), served.about(found))
+    axes = figure.subplots()
+    for y, name in enumerate(names):
+        left = 0.0
+        for part, ms in table[table["configuration"] == name][["part", "ms"]].to_numpy():
+            axes.barh(y, ms, left=left, color=COLOUR[part], edgecolor="0.6", linewidth=0.4, height=0.7)
+            left += ms
+        axes.annotate(f"{left:.0f} ms", (left, y), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set(xlabel="milliseconds a decode step", ylabel="configuration")
+    handles = [Patch(facecolor=c, edgecolor="0.6", linewidth=0.4, label=part) for part, c in COLOUR.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=7)
+    return Picture(figure, table, "Time of a decode step in the serving engine, by what it goes to")
+
+
+@styled
+def growth(rows: pd.DataFrame, about: str) -> Picture:
+    """How the gain over the dense engine grows with the context, a line a way to rank: seconds and CPU seconds.
+
+    rows: context, ranking, decode_vs_stock, lo, hi, decode_cpu_vs_stock.
+    """
+    figure = canvas(6, 3.2, about)
+    axes = figure.subplots()
+    for (name, part), colour in zip(rows.groupby("ranking", sort=False), (ORANGE, BLUE, GREEN)):
+        part = part.sort_values("context")
+        spread = [part["decode_vs_stock"] - part["lo"], part["hi"] - part["decode_vs_stock"]]
+        axes.errorbar(
+            part["context"], part["decode_vs_stock"], yerr=spread, color=colour, marker="o", capsize=2, label=name
+        )
+        axes.plot(part["context"], part["decode_cpu_vs_stock"], color=colour, ls=":", marker=".")
+    axes.axhline(1, color=GREY, linewidth=0.7)
+    axes.set(xlabel="tokens of context", ylabel="decode steps a second over the dense engine's")
+    axes.set_title("solid: seconds; dotted: CPU seconds", fontsize=8)
+    axes.legend()
+    return Picture(figure, rows, "Gain over the dense engine by context")
