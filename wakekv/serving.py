@@ -121,17 +121,21 @@ def hardware() -> dict[str, Any]:
 
 
 class Pair:
-    """The untouched engine and one with the plugin, each started when first asked for."""
+    """The untouched engine and one with the plugin, each started when first asked for. alone: one ends before the other
+    starts, where a device has no room for two."""
 
     def __init__(
-        self, model: str, *, python: Path | None = None, logs: Path | None = None, page: int = 16, **start: Any
-    ):
-        self._python, self._logs, self._page = python or engine_python(), logs, page
+        self, model: str, *, python: Path | None = None, logs: Path | None = None, page: int = 16, alone: bool = False,
+        **start: Any,
+    ):  # fmt: skip
+        self._python, self._logs, self._page, self._alone = python or engine_python(), logs, page, alone
         self._start, self._arms = {"model": model, **start}, {}
 
     def arm(self, settings: Mapping | None) -> Arm:
         name = "stock" if settings is None else "plugin"
         if name not in self._arms:
+            if self._alone and self._arms:
+                self._arms.popitem()[1].close()
             log = None if self._logs is None else self._logs / f"{name}.log"
             arm = self._arms[name] = Arm(self._python, log)
             first = None if settings is None else {"page": self._page, "budget": 1}

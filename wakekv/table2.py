@@ -106,6 +106,7 @@ def sweep(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     start = {"dtype": run.dtype, "max_tokens": longest, "batch": run.requests, "reservoir_gib": run.reservoir_gib}
+    start["alone"] = run.gpu is not None
     with Pair(str(folder), python=python, logs=out, **start) as pair:
         if "flexicache" in table:
             table["flexicache"]["profile"] = profile(pair, tokenizer, run, out)

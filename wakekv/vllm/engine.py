@@ -94,7 +94,11 @@ class Engine:
             raise InputError(
                 "numba is loaded already, so this engine will not start: start it first, or in another process"
             )
+        import torch
         from vllm import LLM
+
+        if settings is not None and torch.cuda.is_available():  # the reservoir, outside the device's memory
+            options.setdefault("kv_cache_memory_bytes", reservoir_gib << 30)
 
         self.settings = settings
         self.llm = LLM(
