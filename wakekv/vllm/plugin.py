@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -17,6 +18,7 @@ def install() -> None:
     platform = type(current_platform)
     if getattr(platform, "wakekv", False):
         return
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the model runner whose batch backend.py reads
     theirs = platform.check_and_update_config
 
     def check_and_update_config(vllm_config: Any) -> None:
