@@ -36,7 +36,7 @@ def gap_closed(
     units = list(dict.fromkeys(case.unit for case in cases))
     names = list(dict.fromkeys(case.name for case in cases if case.part == part))
     n = {name: sum(case.name == name for case in pick(cases, units[0], part)) for name in names}
-    figure = canvas(max(5, 1 + 1.75 * len(names)), 1.1 + 1.8 * len(units), f"{part} prompts, simulated")
+    figure = canvas(max(5, 1 + 1.75 * len(names)), 1.1 + 1.8 * len(units), _stamp(pick(cases, units[0], part), part))
     grid = figure.subplots(len(units), len(names), squeeze=False, sharex="col", sharey=True)
     at = np.unique(np.linspace(within[0], within[1], 13).round().astype(int))
     fixed, drawn = splits([case for case in cases if case.part], at), []
@@ -61,6 +61,11 @@ def gap_closed(
     return Picture(figure, pd.concat(drawn, ignore_index=True), says)
 
 
+def _stamp(cases: Sequence[Counted], part: str) -> str:
+    models = ", ".join(dict.fromkeys(case.model for case in cases))
+    return f"simulated from logs of {len(cases)} prompts, {part}: {models}"
+
+
 def _lines(axes, group: Sequence[Counted], fixed: pd.DataFrame, at: np.ndarray, resamples: int) -> pd.DataFrame:
     axes.axhline(GOAL, color=BLACK, linestyle=":", linewidth=0.8)
     axes.axhline(0, color=GREY, linewidth=0.6)
@@ -83,13 +88,17 @@ def _lines(axes, group: Sequence[Counted], fixed: pd.DataFrame, at: np.ndarray, 
     return table.assign(model=first.model, regime=first.regime, split=first.part, unit=first.unit)
 
 
+def _origin(flow: Flow) -> str:
+    return f"simulated, a panel one log: {flow.model}, {flow.unit.replace('_', ' ')}s, B = {flow.budget}"
+
+
 @styled
 def pool_map(flows: Sequence[Flow]) -> Picture:
     """Where the pool's memory is: pages a head, layer by layer (up) and step by step (across), a panel a log; on the
     right the mean over steps. The dashed line is what each head would have if all had the same."""
     if not flows:
         raise InputError("nothing to draw: follow a pooled rule through a log first")
-    figure = canvas(9, 3.1, f"{flows[0].model}, {flows[0].unit.replace('_', ' ')}s, B = {flows[0].budget}, simulated")
+    figure = canvas(9, 3.1, _origin(flows[0]))
     grid = figure.subplots(1, len(flows) + 1, width_ratios=[3] * len(flows) + [2], sharey=True)
     top, colour = max(flow.by_layer().max() for flow in flows), colours_of(flow.regime for flow in flows)
     rows = []
