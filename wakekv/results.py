@@ -205,7 +205,7 @@ SIZES = {
     "default": Sizes(
         length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=64,
         needle_lengths=(1000, 2000), needle_depths=(0.1, 0.5, 0.9), needle_seeds=(0,), needle_budgets=(8, 32),
-        needle_tokens=24, contexts=(1000, 2000, 4000), timed=2000, budget=64, steps=18,
+        needle_tokens=24, contexts=(1000, 2000, 4000, 8000), timed=2000, budget=64, steps=18,
         exact=800, greedy=24, watched=40,
     ),
     "full": Sizes(
