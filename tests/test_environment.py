@@ -39,7 +39,9 @@ def asked(*extras: str) -> dict[str, Requirement]:
     return {canonicalize_name(r.name): r for r in map(Requirement, texts) if r.name != "wakekv"}
 
 
-EXTRAS = sorted(set(PROJECT["optional-dependencies"]) - {"all"})
+EXTRAS = sorted(
+    set(PROJECT["optional-dependencies"]) - {"all", "vllm"}
+)  # vllm has an environment, and a lock, of its own
 
 
 def imported(paths) -> dict[str, str]:
@@ -58,6 +60,21 @@ def imported(paths) -> dict[str, str]:
 def test_every_line_of_the_lock_is_one_exact_version():
     for pin in pins(LOCK):
         assert [s.operator for s in pin.specifier] == ["=="], pin
+
+
+def test_the_engines_own_lock_has_what_its_extra_asks_for_and_the_same_versions_of_what_both_have():
+    theirs = {canonicalize_name(pin.name): pin for pin in pins((ROOT / "requirements-vllm.lock").read_text())}
+    for name, wanted in asked("vllm").items():
+        assert next(iter(theirs[name].specifier)).version in wanted.specifier, name
+    ours: dict[str, set[str]] = {}
+    for pin in pins(LOCK):
+        ours.setdefault(canonicalize_name(pin.name), set()).add(str(pin.specifier))
+    other = {
+        name: str(pin.specifier)
+        for name, pin in theirs.items()
+        if str(pin.specifier) not in ours.get(name, {str(pin.specifier)})
+    }
+    assert not other
 
 
 def test_the_lock_names_no_gpu_libraries():
