@@ -9,12 +9,12 @@ from wakekv.claims import ROOT
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "verdicts", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats",
         "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading", "bursts", "markers",
-        "prefetch", "pools", "measured", "twins", "shipped", "links", "plan", "learn", "beyond", "gained", "luck",
+        "prefetch", "pools", "measured", "twins", "shipped", "learn", "beyond", "gained", "luck",
         "served"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
-         "quality", "longbench", "rivals", "system", "witness", "trials", "spotcheck"]  # fmt: skip
+         "quality", "longbench", "rivals", "system", "witness", "trials", "spotcheck", "links", "plan"]  # fmt: skip
 ENGINE = ["vllm", "serving", "table2"]  # + vllm, where an engine runs: tests/engine
 RUN = ["claims", "artifact", "document", "sources", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "site", "reviewing", "__main__"]  # fmt: skip
