@@ -64,7 +64,7 @@ def examples(traces, study, make_trace):
             "logs": lambda: figures.logs(traces),
             "sweep": lambda: figures.sweep([study], BUDGETS, data, resamples=50),
             "variants": lambda: figures.variants(traces[:1], BUDGETS),
-            "claims_beside": lambda: figures.claims_beside(verdicts(), "made up"),
+            "claims_beside": lambda: figures.claims_beside(verdicts(), "made-up, measured"),
             "verdict_table": lambda: figures.verdict_table(verdicts()),
         }
     )
