@@ -14,6 +14,9 @@ kl_mean        KL(full || ours) in nats a token, over all tokens fed after the c
 destructive_kl_mean   with --destructive: the same with one flag changed, reversible=False, at the same budget
 scoring_share  share of our step that ranks, chooses, moves and trims pages
 over_budget    bytes on the fast tier over those of the budget, the digests and the open page
+
+The budget and wants that are asked by default were chosen for their KL on neighbouring passages of the same article:
+for another text it may be higher (notebook 06 has it over prompts and budgets).
 """
 
 from __future__ import annotations
