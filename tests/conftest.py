@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from wakekv.trace import PAGE, PROMPT_ROWS, Trace, position_dtype
+
+settings.register_profile("wakekv", deadline=None)  # a busy machine is no defect
+settings.load_profile("wakekv")
 
 
 def _log_rows(rows, needle, k, dtype):

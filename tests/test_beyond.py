@@ -39,7 +39,7 @@ def cases(make_trace):
 
 
 @pytest.mark.parametrize("scope", ["head", "layer", "model"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_no_rule_misses_less_than_the_optimum_of_its_scope(scope, seed):
     wants = random_demand(np.random.default_rng(seed), "cold", n_heads=4)

@@ -36,7 +36,7 @@ def assert_logged(got, want):
     scale=st.sampled_from([0.0, 1.0, 30.0]),
     needle=st.sampled_from([[], [[0, 3]], [[10, 20], [40, 41]], [[0, 90]]]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_logged_step_equals_its_definition(log_rows, seed, lengths, levels, scale, needle):
     rng, rows = np.random.default_rng(seed), Rows(N_LAYERS, K, needle, 100)
     for n in lengths:  # a new length each step, so floors of the last step are often wrong
