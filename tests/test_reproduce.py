@@ -319,3 +319,18 @@ def test_what_recording_took_is_added_up(tmp_path, monkeypatch):
         reproduction._record(PROFILES["smoke"], tmp_path, record, lambda text: None)
         assert record["volatile"]["recordings"]["logs"] == logs
     assert json.loads((tmp_path / "run.json").read_text()) == record
+
+
+def test_what_kept_measurements_took_is_counted_where_they_are_used(tmp_path):
+    """Two are there before; the notebook uses one, measures another, and leaves the third alone."""
+    folder, out = tmp_path / "notebooks", tmp_path / "out"
+    (out / "measured").mkdir(parents=True)
+    for name, seconds in ("used", 7.0), ("unused", 100.0), ("again", 1000.0):
+        (out / "measured" / f"{name}.json").write_text(json.dumps({"seconds_s": seconds}))
+    uses = """measured = Path(out) / "measured"
+(measured / "used.json").touch()
+_ = (measured / "again.json").write_text('{"seconds_s": 2.0}')
+_ = (measured / "new.json").write_text('{"seconds_s": 3.0}')"""
+    book(folder, "00_table", "from pathlib import Path", uses, TABLE)
+    reproduce("smoke", out, folder=folder, say=lambda text: None)
+    assert json.loads((out / "run.json").read_text())["volatile"]["00_table"]["kept_s"] == 7.0

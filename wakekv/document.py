@@ -89,7 +89,7 @@ def run_at_a_glance(shown: Path) -> str:
         return "There is no record of a reference run yet.\n"
     recorded = record["volatile"].get("recordings")
     logs = f"its {recorded['logs']} recordings took {_minutes(recorded['seconds_s'])} minutes, and " if recorded else ""
-    took, most = sum(cost["seconds_s"] for cost in costs.values()), max(cost["peak_bytes"] for cost in costs.values())
+    took, most = sum(map(_seconds, costs.values())), max(cost["peak_bytes"] for cost in costs.values())
     return (
         f"The reference run (profile {record['profile']}) was made on {_machine(record, shown)}: {logs}"
         f"its {len(costs)} notebooks took {_minutes(took)} minutes, one after another, with at most "
@@ -113,7 +113,7 @@ def items(shown: Path) -> str:
             f"[{item.notebook[:2]}](artifact/notebooks/{item.notebook}.ipynb)" if item.notebook in books else "–",
             cost.get("hardware", _machine(record, shown)) if cost else "–",
             f"1, and {_reading(books[item.notebook])} to read" if item.notebook in books else "–",
-            _minutes(cost["seconds_s"]) if "seconds_s" in cost else "–",
+            _took(cost) if "seconds_s" in cost else "–",
             f"{cost['peak_bytes'] / 1e9:.1f} GB" if "peak_bytes" in cost else "–",
             ", ".join(_link(name, shown) for name in item.leaves or _leaves(record, item.notebook)) or "–",
             ", ".join(part for part in counts if not part.startswith("0 ")) or "–",
@@ -163,6 +163,15 @@ def _machine(record: dict, shown: Path) -> str:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f}" if seconds < 570 else f"{seconds / 60:.0f}"
+
+
+def _seconds(cost: dict) -> float:
+    """What a notebook took, and what went into the measurements that it found made."""
+    return cost["seconds_s"] + cost.get("kept_s", 0.0)
+
+
+def _took(cost: dict) -> str:
+    return _minutes(_seconds(cost)) + (", measurements kept" if cost.get("kept_s") else "")
 
 
 def _reading(path: Path) -> int:

@@ -105,6 +105,7 @@ def _stage(book: Notebook, given: dict, out: Path, profile: Profile, record: dic
         return
     expected_s = _expected(book.name, record)
     say(f"{book.name}: runs, {why}" + (f"; took {recordings.duration(expected_s)} before" if expected_s else ""))
+    kept = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (out / "measured").glob("[!.]*.json")}
     before, earlier = _stamps(out), record["stages"].pop(book.name, {"outputs": {}})["outputs"]
     cost = notebooks.run(book, out, given, say, expected_s)
     left = sorted(path for path, stamp in _stamps(out).items() if before.get(path) != stamp)
@@ -113,7 +114,9 @@ def _stage(book: Notebook, given: dict, out: Path, profile: Profile, record: dic
     outputs = {name: _sha256(out / name) for name in left}
     record["stages"][book.name] = {"inputs": inputs, "outputs": outputs, **_circumstances(given, profile)}
     finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    record["volatile"][book.name] = {**asdict(cost), "finished": finished, "hardware": hardware()}
+    record["volatile"][book.name] = {
+        **asdict(cost), "kept_s": _kept_s(kept), "finished": finished, "hardware": hardware()
+    }  # fmt: skip
     write_json(out / "run.json", record)
     say(f"{book.name}: done in {cost.seconds_s:.0f} s, at most {cost.peak_bytes / 1e9:.1f} GB")
 
@@ -131,6 +134,15 @@ def _record(profile: Profile, out: Path, record: dict, say) -> None:
             total = earlier["seconds_s"] + time.monotonic() - start
             record["volatile"]["recordings"] = {"seconds_s": total, "logs": earlier["logs"] + done}
             write_json(out / "run.json", record)
+
+
+def _kept_s(before: dict[Path, tuple[int, bytes]]) -> float:
+    """Seconds that measurements took which were there before a notebook ran, and which it used (see results.py)."""
+    return sum(
+        json.loads(was)["seconds_s"]
+        for path, (stamp, was) in before.items()
+        if path.exists() and path.stat().st_mtime_ns != stamp and path.read_bytes() == was
+    )
 
 
 def _expected(name: str, record: dict) -> float | None:

@@ -125,6 +125,8 @@ class Bench:
         folder = self.out / "measured"
         keys = {name: _key(kind, asked, model) for name, asked in jobs.items()}
         missing = [name for name, key in keys.items() if _kept(folder / f"{name}.json", key) is None]
+        for name in keys.keys() - set(missing):
+            (folder / f"{name}.json").touch()  # so that the runner sees which are in use
         for name, result, took in _measured(kind, {name: jobs[name] for name in missing}, model, self.workers):
             folder.mkdir(parents=True, exist_ok=True)
             about = {"kind": kind, "asked": dict(jobs[name]), **model, "machine": hardware(), **took}
