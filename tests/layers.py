@@ -7,9 +7,9 @@ from pathlib import Path
 from wakekv.claims import ROOT
 
 # numpy, scipy, statsmodels, pandas; faster with numba
-CORE = ["errors", "verdicts", "trace", "kernels", "demand", "policies", "residency", "replay", "simulate", "stats",
-        "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading", "bursts", "markers",
-        "prefetch", "pools", "measured", "twins", "shipped", "learn", "beyond", "gained", "luck",
+CORE = ["errors", "files", "verdicts", "trace", "sound", "kernels", "demand", "policies", "residency", "replay",
+        "simulate", "stats", "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading",
+        "bursts", "markers", "prefetch", "pools", "measured", "twins", "shipped", "learn", "beyond", "gained", "luck",
         "served"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers

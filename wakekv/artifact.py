@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wakekv.claims import ROOT, write_json
 from wakekv.errors import InputError, WakeKVError
-from wakekv.trace import sha256
+from wakekv.files import sha256
 
 SHOWN = ("artifact", "figures")  # folders whose every file is shipped
 MANIFEST = "artifact/manifest.json"

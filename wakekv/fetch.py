@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from .errors import ModelError
-from .trace import sha256
+from .files import sha256
 
 log = logging.getLogger("wakekv")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import time
 import zlib
 from collections.abc import Iterator
@@ -18,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from wakekv.errors import InputError, TraceError
-from wakekv.trace import layout, publish, refuse_taken, write_array, write_manifest
+from wakekv.files import refuse_taken, writable
+from wakekv.trace import layout, publish, write_array, write_manifest
 
 BLOCK_BYTES = 32 << 20  # how much of an array is in memory while it is turned head-major
-FILES = ("start.json", "steps.bin")
+FILES = ("start.json", "steps.bin", "lock")
 LOGGED = ("positions", "weights", "top", "needle_mass", "sink_mass", "local_mass", "entropy")
 
 
@@ -36,8 +37,8 @@ class Journal:
     """Records of one recording. `n_stored` of them were there when it was opened.
 
     head: the part of the manifest that is known before the first step. A journal begun under another one is not
-    resumed (TraceError). InputError if `out` is taken, if a journal is there and `resume` is not set, or if the disk
-    cannot hold the log.
+    resumed (TraceError). InputError if `out` is taken or cannot be made, if a journal is there and `resume` is not set,
+    if another process writes it, or if the disk cannot hold the log.
     """
 
     def __init__(self, out: Path, head: dict[str, Any], resume: bool) -> None:
@@ -48,22 +49,24 @@ class Journal:
         self.record = np.dtype([*fields, ("crc", "<u4", ())])
         if self.part.exists() and not resume:
             raise InputError(f"{self.part} holds an unfinished recording: resume it, or remove it to begin anew")
-        stored = self._stored() if self.part.exists() else 0
         n_bytes = sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in sizes.values())
-        need = n_bytes + (self.head["n_steps"] - stored) * self.record.itemsize + (1 << 20)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
-        if free < need:
-            raise InputError(
-                f"{out}: the log needs up to {need / 1e6:,.0f} MB and its disk has {free / 1e6:,.0f} MB left: "
-                "free some or record elsewhere"
-            )
-        self.part.mkdir(exist_ok=resume)
-        self.n_stored = self.n_steps = stored
-        with self._on_disk():
-            self._begin()
-            self._fd = os.open(self.part / "steps.bin", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            os.ftruncate(self._fd, stored * self.record.itemsize)
+        steps = self.part / "steps.bin"
+        left = self.head["n_steps"] * self.record.itemsize - (steps.stat().st_size if steps.exists() else 0)
+        writable(out, n_bytes + left + (1 << 20))
+        self.part.mkdir(parents=True, exist_ok=resume)
+        self._lock = FileLock(self.part / "lock", timeout=0)  # held until `close`, or until this process ends
+        try:
+            self._lock.acquire()
+            self.n_stored = self.n_steps = self._stored()
+            with self._on_disk():
+                self._begin()
+                self._fd = os.open(steps, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                os.ftruncate(self._fd, self.n_stored * self.record.itemsize)
+        except Timeout:
+            raise InputError(f"{self.part}: another process records there: wait for it, or name another log") from None
+        except BaseException:
+            self._lock.release(force=True)
+            raise
         self._synced = time.monotonic()
 
     def put(self, step: int, choice: int, emitted: int, logged: dict[str, np.ndarray]) -> None:
@@ -113,6 +116,7 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+        self._lock.release(force=True)
 
     def _records(self) -> np.ndarray:
         return np.memmap(self.part / "steps.bin", self.record, "r")
@@ -138,7 +142,11 @@ class Journal:
         """Whole records in the journal, up to the first that a power cut garbled. TraceError if begun otherwise."""
         if not (self.part / "start.json").exists():
             return 0  # killed before it had begun
-        difference = _difference(json.loads((self.part / "start.json").read_text(encoding="utf-8")), self.head)
+        try:
+            begun = json.loads((self.part / "start.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise TraceError(f"{self.part}: start.json is damaged ({error}): remove the folder to begin anew") from None
+        difference = _difference(begun, self.head)
         if difference:
             raise TraceError(
                 f"{self.part} was begun with another {difference}: repeat that, or remove it to begin anew"
@@ -160,9 +168,9 @@ class Journal:
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise TraceError(f"{self.part}: the disk is full: free some space and resume, no step is lost") from None
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            why = "the disk is full: free some space" if full else f"{error.strerror}: mend that"
+            raise TraceError(f"{self.part}: {why} and resume, no step is lost") from None
 
 
 def _difference(then: Any, now: Any, name: str = "") -> str | None:

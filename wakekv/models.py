@@ -23,9 +23,9 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from .errors import InputError, ModelError, lookup
+from .errors import InputError, ModelError, WakeKVError, lookup
 from .fetch import Package, cache, cached, one_line
-from .trace import sha256
+from .files import sha256
 
 log = logging.getLogger("wakekv")
 
@@ -56,9 +56,9 @@ class Loaded:
     source: dict
 
     @property
-    def context(self) -> int:
-        """The most tokens the model can hold."""
-        return int(self.model.config.get_text_config().max_position_embeddings)
+    def context(self) -> int | None:
+        """The most tokens the model can hold; None where its configuration does not say."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def fetch(name: str) -> Path:
@@ -156,16 +156,20 @@ def load(name_or_dir: str | Path, dtype: str = "auto", device: str = "auto") -> 
         folder = fetch(name)
         source = {"source": f"hub {known.hub}", "licence": known.licence}
     sha256 = weights_sha256(folder)
-    if known and not known.hub:
-        source = json.loads((folder / "source.json").read_text())
-        if source["sha256"] != sha256:
-            raise ModelError(f"the weights in {folder} have changed since they were made: delete it and fetch again")
     try:
-        stored = AutoConfig.from_pretrained(folder).get_text_config().dtype or torch.float32
-        chosen = _dtype(name, dtype, stored, where)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if known and not known.hub:
+            source = json.loads((folder / "source.json").read_text(encoding="utf-8"))
+            if source["sha256"] != sha256:
+                raise ModelError(f"the weights in {folder} have changed: delete it and fetch again")
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        chosen = _dtype(name, dtype, config.get_text_config().dtype or torch.float32, where)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if getattr(config, "quantization_config", None):
+            raise ModelError(f"{folder} holds quantised weights: dequantise them and save them with save_pretrained")
         model = _open(folder, chosen, where)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except WakeKVError:
+        raise
+    except Exception as error:  # a foreign folder: there is no end to what transformers may stumble over
         raise ModelError(f"cannot load {folder}: {one_line(error)}") from error
     if chosen is torch.float16 and not _finite(model):
         log.warning("%s: float16 overflows (its logits are not finite), so float32 is used", name)
@@ -176,7 +180,7 @@ def load(name_or_dir: str | Path, dtype: str = "auto", device: str = "auto") -> 
 def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> transformers.PreTrainedModel:
     with _no_progress_bars():
         model, told = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, use_safetensors=True
         )
     if told["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"{folder} lacks {len(told['missing_keys'])} weights, {min(told['missing_keys'])} for one")

@@ -29,7 +29,8 @@ import numpy as np
 
 from wakekv.demand import UNITS, Demand, demand
 from wakekv.errors import InputError, TraceError
-from wakekv.trace import PAGE, Trace, open_trace, sha256
+from wakekv.files import sha256
+from wakekv.trace import PAGE, Trace, open_trace
 
 FORMAT, VERSION, SUFFIX = "wakekv-pages", 1, ".npz"
 PER_OCTAVE, LOWEST = 8, -31  # weight codes: eighths of octaves above 2**-31; code 0 is no weight

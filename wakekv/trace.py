@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from wakekv.errors import InputError, TraceError
+from wakekv.files import refuse_taken, sha256
 
 FORMAT, VERSION = "wakekv-trace", 1
 PAGE, SINKS, LOCAL, PROMPT_ROWS = 16, 4, 32, 32  # tokens a page; sink positions; local window; last prompt rows kept
@@ -108,9 +109,22 @@ def position_dtype(n_tokens: int) -> np.dtype[Any]:
 
 
 def layout(manifest: dict[str, Any]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """The dtype and shape every array must have, by the manifest's sizes. KeyError or TypeError if those are amiss."""
+    """The dtype and shape every array must have, by the manifest's sizes. KeyError, TypeError or ValueError if those
+    are amiss: counts from 1, query heads in equal groups by layer and by KV head, needles within the prompt."""
     model, n_prompt, steps, k = manifest["model"], manifest["n_prompt"], manifest["n_steps"], manifest["k"]
+    sizes = {name: model[name] for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim")}
+    sizes |= {"n_prompt": n_prompt, "n_steps": steps, "k": k}
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"{name} is {size!r}, not a whole number from 1 up")
     heads, tokens = model["n_heads"], n_prompt + steps
+    if heads % model["n_kv_heads"] or model["n_kv_heads"] % model["n_layers"]:
+        raise ValueError(
+            f"{heads} heads are no equal groups of {model['n_kv_heads']} KV heads and {model['n_layers']} layers"
+        )
+    for start, stop in manifest["prompt"]["needle"]:
+        if not 0 <= start < stop <= n_prompt:
+            raise ValueError(f"the needle {[start, stop]} does not lie within {n_prompt} prompt tokens")
     position, read = position_dtype(tokens), (heads, steps, k)
     shapes = {
         "tokens": ("int32", (tokens,)),
@@ -148,7 +162,11 @@ def open_trace(path: str | Path) -> Trace:
 def save_trace(trace: Trace, path: str | Path) -> Path:
     """Write `trace` to the new directory `path`, all or nothing. InputError if that is taken, or an array misshapen."""
     path = refuse_taken(path)
-    for name, (dtype, shape) in layout(trace.manifest).items():
+    try:
+        expected = layout(trace.manifest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the manifest lacks or garbles an entry ({error!r}): see a trace that was recorded") from None
+    for name, (dtype, shape) in expected.items():
         array = getattr(trace, name)
         if (array.dtype, array.shape) != (dtype, shape):
             raise InputError(f"{name} is {array.dtype} {list(array.shape)}, a trace needs {dtype} {list(shape)}")
@@ -157,7 +175,7 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
     part.mkdir()
     try:
         for name in NAMES:
-            write_array(part, name, [np.ascontiguousarray(getattr(trace, name))], *layout(trace.manifest)[name])
+            write_array(part, name, [np.ascontiguousarray(getattr(trace, name))], *expected[name])
         write_manifest(part, trace.manifest)
         return publish(part, path)
     finally:
@@ -194,9 +212,10 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         raise TraceError(f"no trace at {path}: record one with `python -m wakekv record`")
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        _dumps(manifest).encode()  # what cannot be written cannot have been: NaN, half a surrogate
     except FileNotFoundError:
         raise TraceError(f"{path}: manifest.json is missing, so the trace is incomplete or not one") from None
-    except ValueError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise TraceError(f"{path}: manifest.json is not JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise TraceError(f"{path}: manifest.json is not that of a {FORMAT}")
@@ -206,13 +225,6 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
 
 # The steps of writing, shared with the recorder: arrays into a .part directory, the manifest, one rename.
-
-
-def refuse_taken(path: str | Path) -> Path:
-    """`path`, unless something is there: then InputError."""
-    if os.path.lexists(path):
-        raise InputError(f"{path} exists already and is never overwritten: remove it or choose another name")
-    return Path(path)
 
 
 def write_array(part: Path, name: str, blocks: Iterable[Array], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
@@ -246,15 +258,6 @@ def publish(part: Path, path: Path, drop: Iterable[str] = ()) -> Path:
     return path
 
 
-def sha256(file: Path) -> str:
-    """Hexadecimal SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with open(file, "rb") as f:
-        while piece := f.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def _entries(part: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, (dtype, shape) in layout(manifest).items():
         file = part / f"{name}.npy"
@@ -265,8 +268,10 @@ def _entries(part: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[s
 def _layout_of(path: Path, manifest: dict[str, Any]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     try:
         expected = layout(manifest)
-        named = {(file, entry["bytes"], entry["sha256"])[0] for file, entry in manifest["files"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
+        named = {
+            file for file, entry in manifest["files"].items() if entry["bytes"] >= 0 and len(entry["sha256"]) == 64
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(f"{path}: manifest.json lacks or garbles an entry ({error!r})") from None
     odd = sorted(named ^ {f"{name}.npy" for name in NAMES})
     if odd:

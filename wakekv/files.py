@@ -1,0 +1,70 @@
+"""Files: written whole or not at all, never over what was not asked for, told apart by their sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from wakekv.errors import InputError
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A hidden name beside `path` to write to. It takes the place of `path` when the block ends, and is gone if that
+    fails: a reader sees the old file or the new one."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a UTF-8 file, all or nothing, and return its path."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def writable(path: str | Path, n_bytes: int = 0) -> Path:
+    """`path`, if files of `n_bytes` in all can be made there, or in the nearest folder above it that exists.
+
+    To be asked before the work whose results shall lie there begins: makes nothing. InputError otherwise.
+    """
+    folder = Path(path).absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({folder}: {error.strerror}): choose another place") from None
+    if free < n_bytes:
+        raise InputError(
+            f"{path} needs up to {n_bytes / 1e6:,.0f} MB and its disk has {free / 1e6:,.0f} MB left: "
+            "free some or choose another place"
+        )
+    return Path(path)
+
+
+def refuse_taken(path: str | Path) -> Path:
+    """`path`, unless something is there: then InputError."""
+    if os.path.lexists(path):
+        raise InputError(f"{path} exists already and is never overwritten: remove it or choose another name")
+    return Path(path)
+
+
+def sha256(file: Path) -> str:
+    """Hexadecimal SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with open(file, "rb") as f:
+        while piece := f.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
