@@ -87,12 +87,17 @@ class Reader:
 
     @contextmanager
     def attached(self, model: torch.nn.Module) -> Iterator[None]:
-        """Within this block `model` attends through this reader; afterwards as before, and nothing stays registered."""
+        """Within this block `model` attends through this reader; afterwards as before, and nothing stays registered.
+
+        ModelError for a model that has an attention of its own.
+        """
         before = model.config._attn_implementation
         AttentionInterface.register(NAME, self.attend)
         AttentionMaskInterface.register(NAME, self.mask)
         try:
             model.set_attn_implementation(NAME)
+            if model.config._attn_implementation != NAME:
+                raise ModelError("this model does not attend through transformers' interface: it cannot be logged")
             yield
         finally:
             model.set_attn_implementation(before)

@@ -22,6 +22,7 @@ def record(options: argparse.Namespace) -> None:
       python -m wakekv record --model mistral-7b --text greedy --device cuda --out runs/mine/mistral
     """
     from wakekv import models, prompts
+    from wakekv.files import writable
     from wakekv.profiles import SAMPLING
     from wakekv.record import record as record_log
     from wakekv.trace import open_trace
@@ -29,6 +30,7 @@ def record(options: argparse.Namespace) -> None:
     lookup(options.regime, prompts.REGIMES, "regime")
     if (Path(options.out) / "manifest.json").exists() and not options.resume:
         raise InputError(f"{options.out} holds a log already: choose another --out, or remove it")
+    writable(options.out)
     loaded = models.load(options.model, dtype=options.dtype, device=options.device)
     prompt = prompts.build(
         options.regime,

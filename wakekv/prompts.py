@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .errors import InputError, lookup
@@ -118,9 +119,7 @@ def build(
     ask = Ask(seed, scripted, target, depth, n_filler, hay, Path(problems) if problems else None, n_tokens)
     prompt = _finish(regime, ask, tokenizer)
     if hay and n_filler < target and len(prompt.tokens) < target:
-        raise InputError(
-            f"all of {hay.name} makes a prompt of {len(prompt.tokens)} tokens, not {target}: give a longer text"
-        )
+        raise InputError(f"all of {hay.name} makes {len(prompt.tokens)} tokens, not {target}: give a longer text")
     while target and len(prompt.tokens) > target:
         ask = replace(ask, n_filler=ask.n_filler - (len(prompt.tokens) - target))
         prompt = _finish(regime, ask, tokenizer)
@@ -152,7 +151,10 @@ def _finish(regime: str, ask: Ask, tokenizer: PreTrainedTokenizerBase) -> Prompt
     chat = bool(tokenizer.chat_template)
     if chat:
         messages = [{"role": role, "content": content} for role, content in draft.turns]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:  # transformers renders it in a sandbox
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise InputError(f"the tokenizer's chat template fails ({error}): use another tokenizer or none") from error
     else:
         text = "".join(f"{role.capitalize()}: {content}\n\n" for role, content in draft.turns) + "Assistant:\n"
     coded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
@@ -197,9 +199,7 @@ def _quotes(ask: Ask, filler: Filler, n: int) -> list[tuple[str, str]]:
         if opening[0].isalpha() and '"' not in opening and sum(s.count(opening) for s in filler.sentences) == 1:
             found.append((opening, sentence.strip()))
     if len(found) < n:
-        raise InputError(
-            f"{len(filler.sentences)} sentences of filler do not suffice to quote {n}: ask for more length"
-        )
+        raise InputError(f"{len(filler.sentences)} sentences do not suffice to quote {n}: ask for more length")
     return ask.rng("quotes").sample(found[: 3 * n], n)
 
 

@@ -58,7 +58,7 @@ def record(
     that fills up) and ModelError (a model that cannot be logged, or numbers that are not).
     """
     out, plan = Path(out), _plan(loaded, prompt, steps, k, sample)
-    if resume and out.exists() and read_manifest(out).get("key") == plan.head["key"]:
+    if resume and out.is_dir() and read_manifest(out).get("key") == plan.head["key"]:
         return out
     if resume and (part_of(out) / "manifest.json").exists():  # killed between the manifest and the name
         if read_manifest(part_of(out)).get("key") == plan.head["key"]:
@@ -123,8 +123,9 @@ def _plan(loaded: Any, prompt: Any, steps: int | None, k: int, sample: dict[str,
     if not all(0 <= t < config.vocab_size for t in tokens + (script or [])):
         raise InputError(f"the prompt has token ids that {loaded.name} does not know: build it with this tokenizer")
     needle = [[int(a), int(b)] for a, b in prompt.needle]
-    if not all(0 <= a < b <= len(tokens) for a, b in needle):
-        raise InputError(f"the needle {needle} does not lie within the prompt's {len(tokens)} tokens")
+    edges = [0, *(edge for span in needle for edge in span), len(tokens)]
+    if edges != sorted(edges) or any(a == b for a, b in needle):
+        raise InputError(f"the needle {needle} is not made of ascending spans within the prompt's {len(tokens)} tokens")
     mode = "scripted" if script else "greedy" if sample is None else "sampled"
     text = {"mode": mode, "max_steps": n_steps, **({} if sample is None else _sampling(sample))}
     device, parameter = loaded.model.device, next(loaded.model.parameters())
@@ -133,8 +134,13 @@ def _plan(loaded: Any, prompt: Any, steps: int | None, k: int, sample: dict[str,
     weights, dtype = weights_sha256(loaded), str(parameter.dtype).removeprefix("torch.")
     code = {name: hashlib.sha256((Path(__file__).parent / name).read_bytes()).hexdigest() for name in CODE}
     depends = [weights, dtype, device.type, tokens, script, needle, k, text, sorted(ends), versions, code]
-    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    heads, layers = (getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers"))
     groups = getattr(config, "num_key_value_heads", None) or heads
+    if not all(isinstance(size, int) and size > 0 for size in (heads, layers, groups)) or heads % groups:
+        raise ModelError(
+            f"{loaded.name} states {layers} layers of {heads} heads in {groups} groups: "
+            "one number of each is needed, and groups of equal size"
+        )
     head = {
         "model": {
             "name": loaded.name,
@@ -245,7 +251,8 @@ def _sampling(sample: dict[str, float]) -> dict[str, float]:
     if odd:
         raise InputError(f"unknown sampling setting {odd[0]!r}: known are {', '.join(SAMPLE)}")
     s = {**SAMPLE, **sample}
-    if not (s["temperature"] > 0 and 0 < s["top_p"] <= 1 and s["repetition_penalty"] > 0 and s["seed"] >= 0):
+    numbers = all(isinstance(value, int | float) and np.isfinite(value) for value in s.values())
+    if not (numbers and s["temperature"] > 0 and 0 < s["top_p"] <= 1 and s["repetition_penalty"] > 0 <= s["seed"]):
         raise InputError(f"sampling needs temperature > 0, 0 < top_p <= 1, repetition_penalty > 0, seed >= 0; not {s}")
     return s
 

@@ -117,7 +117,9 @@ def read_problems(path: Path | None) -> tuple[list[dict], str]:
         try:
             row = json.loads(line)
             rows.append({field: row[field].strip() for field in ("problem", "solution", "answer")})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not all(rows[-1].values()):
+                raise ValueError("empty")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"{path}, line {i}: a JSON object with texts problem, solution, answer is needed"
             ) from error
