@@ -217,16 +217,20 @@ class ReversibleCache(Cache):
         fixed = {"page", "max_tokens"} & set(changes)
         if fixed:
             raise InputError(f"{min(fixed)} cannot be changed, since the pages are written: make a new cache")
-        if self.steps.host is not None:
-            raise CacheError("decoding has begun, so pages have moved: take another cache before the first step")
         new = ReversibleCache(self.config, **{**self.settings.__dict__, **changes})
-        new._pads = self._pads
-        for i, layer in enumerate(self.layers):
-            if isinstance(layer, PagedLayer):
-                new.layers[i].copy_from(layer)
-            else:
-                new.layers[i] = copy.deepcopy(layer)
+        new.hold(self)
         return new
+
+    def hold(self, other: ReversibleCache) -> None:
+        """Hold what another cache holds, of the same page size and max_tokens. CacheError once that has decoded."""
+        if other.steps.host is not None:
+            raise CacheError("decoding has begun, so pages have moved: take another cache before the first step")
+        self._pads = other._pads
+        for i, layer in enumerate(other.layers):
+            if isinstance(layer, PagedLayer):
+                self.layers[i].copy_from(layer)
+            else:
+                self.layers[i] = copy.deepcopy(layer)
 
     def demands(self) -> list[Demand]:
         """What was wanted so far, one Demand a sequence; its pages count from the first that is not all padding."""
