@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from wakekv.claims import ROOT, write_json
+from wakekv.claims import ROOT
 from wakekv.errors import InputError, WakeKVError
-from wakekv.files import sha256
+from wakekv.files import sha256, write_json
 
 SHOWN = ("artifact", "figures")  # folders whose every file is shipped
 MANIFEST = "artifact/manifest.json"

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from wakekv.errors import InputError, lookup
+from wakekv.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent  # the checkout: where artifact/, figures/ and notebooks/ lie
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -211,13 +212,6 @@ def table(out: Path | str, claims: dict[str, Claim] | None = None) -> list[dict]
         own = {"section": claim.section, "needs": claim.hardware, "command": claim.command, "failed": failed}
         rows.append({**asdict(claim), **asdict(verdict), **own})
     return rows
-
-
-def write_json(path: Path, value: Any) -> None:
-    """JSON under a temporary name, then renamed: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def hardware() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wakekv.claims import ROOT, table
 from wakekv.errors import InputError
-from wakekv.tables import write
+from wakekv.files import write
 from wakekv.verdicts import VERDICTS, on_what, our_value, printed
 
 PART = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -61,7 +61,7 @@ def document(path: Path | str = ROOT / "REPRODUCE.md", shown: Path | str = ROOT 
     was = path.read_text(encoding="utf-8")
     now = render(was, Path(shown))
     if now != was:
-        write(path, now.encode())
+        write(path, now)
     return now != was
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from wakekv.errors import InputError
 
@@ -26,11 +28,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a UTF-8 file, all or nothing, and return its path."""
+def write(path: str | Path, content: bytes | str) -> Path:
+    """Write a file, text as UTF-8, all or nothing; returns its path."""
     with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
     return Path(path)
+
+
+def write_json(path: str | Path, value: Any) -> Path:
+    """Write `value` as JSON, all or nothing; returns the path. ValueError for numbers that JSON has not."""
+    return write(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def writable(path: str | Path, n_bytes: int = 0) -> Path:

@@ -8,7 +8,6 @@ both head units alike. Which signals there are was chosen on the same prompts (a
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,9 @@ from scipy.optimize import minimize
 
 from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
+from wakekv.files import write_json
 from wakekv.policies import Ledger
 from wakekv.policies.pooled import SIGNALS, TABLE, signals
-from wakekv.tables import write
 from wakekv.trace import Trace, open_trace
 
 SPLIT = Path(__file__).resolve().parent.parent / "artifact" / "split.yaml"
@@ -108,7 +107,7 @@ def main(out: str) -> None:
         own += [demand(trace, unit) for unit in ("head", "kv_head")]
     about = {"made_by": "python -m wakekv.learn runs/default", "signals": SIGNALS}
     about |= {"logs": {trace.manifest["key"][:16]: trace.manifest["prompt"]["regime"] for trace in training}}
-    write(TABLE, (json.dumps(about | fit(demands), indent=1) + "\n").encode())
+    write_json(TABLE, about | fit(demands))
     print(TABLE.read_text(encoding="utf-8"))
 
 

@@ -21,8 +21,9 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from wakekv.claims import ROOT, write_json
+from wakekv.claims import ROOT
 from wakekv.errors import InputError, WakeKVError, lookup
+from wakekv.files import write_json
 from wakekv.profiles import PROFILES, SAMPLING, Log, Profile
 from wakekv.sources import files_of
 

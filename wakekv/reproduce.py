@@ -20,8 +20,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from wakekv import notebooks, recordings
-from wakekv.claims import ROOT, hardware, table, write_json
+from wakekv.claims import ROOT, hardware, table
 from wakekv.errors import InputError, lookup
+from wakekv.files import write_json
 from wakekv.notebooks import Notebook
 from wakekv.profiles import PROFILES, Profile
 from wakekv.verdicts import VERDICTS

@@ -21,8 +21,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from wakekv.claims import hardware, write_json
+from wakekv.claims import hardware
 from wakekv.errors import WakeKVError, lookup
+from wakekv.files import write_json
 from wakekv.profiles import PROFILES, Profile
 from wakekv.sources import files_of
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ import numpy as np
 
 from wakekv.demand import UNITS, Demand, demand
 from wakekv.errors import InputError, TraceError
-from wakekv.files import sha256
+from wakekv.files import replacing, sha256, write_json
 from wakekv.trace import PAGE, Trace, open_trace
 
 FORMAT, VERSION, SUFFIX = "wakekv-pages", 1, ".npz"
@@ -150,19 +149,14 @@ def pack(trace: Trace, pieces: Sequence[str], path: str | Path) -> Path:
         "prompt_rows": code(wants.prompt_rows),
     }
     texts = {"manifest.json": manifest, "pieces.json": list(pieces)}
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with zipfile.ZipFile(part, "w") as held:
-            for name, text in texts.items():
-                _put(held, name, json.dumps(text, ensure_ascii=False, indent=1).encode())
-            for name, array in arrays.items():
-                content = io.BytesIO()
-                np.lib.format.write_array(content, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
-                _put(held, f"{name}.npy", content.getvalue())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part, zipfile.ZipFile(part, "w") as held:
+        for name, text in texts.items():
+            _put(held, name, json.dumps(text, ensure_ascii=False, indent=1).encode())
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
+            _put(held, f"{name}.npy", content.getvalue())
     return path
 
 
@@ -218,9 +212,7 @@ def describe(folder: str | Path, about: dict[str, dict[str, Any]]) -> Path:
             "sizes": {"heads": log.n_heads, "prompt": log.n_prompt, "steps": log.n_steps, "wants": len(log.page)},
             **about.get(path.name, {}),
         }
-    text = json.dumps({"format": FORMAT, "version": VERSION, "files": files}, indent=1, ensure_ascii=False)
-    written.write_text(text + "\n", encoding="utf-8")
-    return written
+    return write_json(written, {"format": FORMAT, "version": VERSION, "files": files})
 
 
 def verify_shipped(path: str | Path) -> list[str]:

@@ -28,6 +28,7 @@ from transformers.cache_utils import Cache
 import wakekv
 from wakekv.cache import ReversibleCache
 from wakekv.errors import InputError
+from wakekv.files import write
 from wakekv.quality import divergence
 from wakekv.rivals import rivals
 from wakekv.texts import read_filler
@@ -242,9 +243,6 @@ def save(
     text = json.dumps({**more, "environment": environment(model), "start": asked, "rows": list(rows)}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, path)
+        return write(path, text + "\n")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from error
-    return path

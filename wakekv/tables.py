@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from wakekv import stats
+from wakekv.files import write
 from wakekv.study import PAPER, Study, key, studies
 from wakekv.trace import Trace
 
@@ -45,7 +45,7 @@ class Table:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / f"{name}.csv", as_csv(self.numbers))
-        write(folder / f"{name}.md", self.markdown().encode())
+        write(folder / f"{name}.md", self.markdown())
         return self
 
     def markdown(self) -> str:
@@ -166,13 +166,6 @@ def published(data: dict, regime: str, policies: Sequence[str]) -> pd.DataFrame:
 
 def as_csv(table: pd.DataFrame) -> bytes:
     return table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
-
-
-def write(path: Path, content: bytes) -> None:
-    """Under a temporary name, then renamed: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def _cell(row: pd.Series) -> str:

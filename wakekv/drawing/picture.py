@@ -12,7 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from wakekv.tables import as_csv, write
+from wakekv.files import write
+from wakekv.tables import as_csv
 
 FORMATS = {  # and what to leave out of each so that two runs are equal bytes
     "png": {"Software": None},
