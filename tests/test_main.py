@@ -123,7 +123,7 @@ def test_verify_without_a_log_checks_what_the_repository_shows(monkeypatch, tmp_
     for argv in (["verify"], ["verify", str(ROOT / "artifact")]):
         assert main(argv) == 0 and "2 files" in capsys.readouterr().out
     (tmp_path / "figures" / "1.png").write_text("shawn")
-    assert "figures/1.png is not what was shipped" in refused(capsys, "verify")
+    assert "figures/1.png does not match its sha256" in refused(capsys, "verify")
 
 
 @pytest.mark.parametrize(

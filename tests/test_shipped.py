@@ -127,7 +127,7 @@ def test_a_file_that_is_missing_or_not_listed_is_named(packed, tmp_path, trace):
         verify_shipped(tmp_path)
     (tmp_path / "a.npz").write_bytes(packed.read_bytes())
     pack(trace, words(trace), tmp_path / "z.npz")
-    with pytest.raises(TraceError, match="z.npz is not in its manifest"):
+    with pytest.raises(TraceError, match="z.npz is not in the manifest"):
         verify_shipped(tmp_path)
 
 

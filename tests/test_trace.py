@@ -120,7 +120,7 @@ def test_verify_names_the_first_of_two_damaged_files(saved):
 
 def test_verify_names_an_extra_file(saved):
     (saved / "notes.txt").write_text("hello")
-    with pytest.raises(TraceError, match="notes.txt is not part"):
+    with pytest.raises(TraceError, match="notes.txt is not in the manifest"):
         verify(saved)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wakekv.claims import ROOT
 from wakekv.errors import InputError, WakeKVError
-from wakekv.files import sha256, write_json
+from wakekv.files import difference, entries, sha256, write_json
 
 SHOWN = ("artifact", "figures")  # folders whose every file is shipped
 MANIFEST = "artifact/manifest.json"
@@ -39,24 +39,13 @@ def check(root: Path = ROOT) -> int:
     """
     path = root / MANIFEST
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))["files"]
+        listed = entries(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InputError(f"{MANIFEST} is missing: shipped files are checked in a checkout; {AGAIN}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ArtifactError(f"{MANIFEST} is damaged ({error}): git checkout {MANIFEST} brings it back") from None
-    there = shipped(root)
-    for name in sorted(listed.keys() | there.keys()):
-        if name not in there:
-            raise ArtifactError(f"{name} is missing: git checkout {name} brings it back")
-        if name not in listed:
-            raise ArtifactError(f"{name} is not in {MANIFEST}: remove it, or, if it is meant to be shipped, {AGAIN}")
-        size = there[name].stat().st_size
-        if size != listed[name]["bytes"]:
-            raise ArtifactError(f"{name} has {size} bytes, not {listed[name]['bytes']}: {_back(name)}")
-        if sha256(there[name]) != listed[name]["sha256"]:
-            raise ArtifactError(f"{name} is not what was shipped: its sha256 differs; {_back(name)}")
+    if found := difference(root, listed, shipped(root)):
+        name, what = found
+        way = f"git checkout {name} brings it back" if name in listed else "remove it"
+        raise ArtifactError(f"{name} {what}: {way}; if that is meant to be, {AGAIN}")
     return len(listed)
-
-
-def _back(name: str) -> str:
-    return f"git checkout {name} brings it back; if it was changed on purpose, {AGAIN}"

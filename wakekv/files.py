@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,3 +75,35 @@ def sha256(file: Path) -> str:
         while piece := f.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def difference(folder: Path, listed: Mapping[str, Mapping], there: Collection[str]) -> tuple[str, str] | None:
+    """(name, what is wrong with it) of the first file in `folder` that is not as a manifest lists it; None if all are.
+
+    listed: {name: {"bytes": .., "sha256": ..}}. there: the names of the files that are in the folder; no other is
+    opened, whatever the manifest names.
+    """
+    for name in [*listed, *sorted(set(there) - set(listed))]:
+        file = folder / name
+        if name not in listed:
+            return name, "is not in the manifest"
+        if name not in there or not os.path.lexists(file):
+            return name, "is missing"
+        if file.is_symlink() or not file.is_file():
+            return name, "is a link or a folder, not a file"
+        if file.stat().st_size != listed[name]["bytes"]:
+            return name, f"has {file.stat().st_size:,} bytes instead of {listed[name]['bytes']:,}"
+        if sha256(file) != listed[name]["sha256"]:
+            return name, "does not match its sha256"
+    return None
+
+
+def entries(manifest: Any) -> dict[str, dict[str, Any]]:
+    """What `difference` takes, out of a manifest's `files`. ValueError where an entry is not {"bytes", "sha256"}."""
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        raise ValueError("it lists no files")
+    for name, entry in files.items():
+        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
+            raise ValueError(f"its entry {name!r} lacks bytes or sha256")
+    return files

@@ -28,10 +28,12 @@ import numpy as np
 
 from wakekv.demand import UNITS, Demand, demand
 from wakekv.errors import InputError, TraceError
-from wakekv.files import replacing, sha256, write_json
-from wakekv.trace import PAGE, Trace, open_trace
+from wakekv.files import difference, entries, replacing, sha256, write_json
+from wakekv.trace import PAGE, Trace, layout, open_trace
 
 FORMAT, VERSION, SUFFIX = "wakekv-pages", 1, ".npz"
+MOST_BYTES = 1 << 30  # of a shipped log unpacked
+BROKEN = (KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, RecursionError)  # what reading one raises
 PER_OCTAVE, LOWEST = 8, -31  # weight codes: eighths of octaves above 2**-31; code 0 is no weight
 ARRAYS = {"tokens": "int32", "counts": "uint16", "created": "int32", "page_low": "uint8", "page_high": "uint8",
           "weights": "uint8", "prompt_rows": "uint8"}  # fmt: skip
@@ -167,6 +169,8 @@ def open_shipped(path: str | Path) -> Shipped:
         raise TraceError(f"no shipped log at {path}: see artifact/logs, or pack one with `python -m wakekv pack`")
     try:
         with zipfile.ZipFile(path) as held:
+            if sum(entry.file_size for entry in held.infolist()) > MOST_BYTES:
+                raise ValueError(f"unpacked it has more than {MOST_BYTES:,} bytes")
             manifest, pieces = (json.loads(held.read(f"{name}.json")) for name in ("manifest", "pieces"))
             part = {}
             for name, dtype in ARRAYS.items():
@@ -174,17 +178,23 @@ def open_shipped(path: str | Path) -> Shipped:
                 part[name] = np.lib.format.read_array(content, allow_pickle=False)
                 if part[name].dtype != dtype:
                     raise TraceError(f"{path}: {name} is {part[name].dtype} instead of {dtype}")
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, zlib.error) as error:
+        if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
+            raise TraceError(f"{path} is not a {FORMAT} of version {VERSION}")
+        shapes = layout(manifest)
+        page = part["page_low"].astype(np.uint16) | part["page_high"].astype(np.uint16) << 8
+    except (*BROKEN, zipfile.BadZipFile, zlib.error) as error:
         said = " ".join(str(error).split())
         raise TraceError(f"{path} is damaged or no shipped log ({said}): fetch the repository's again") from None
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise TraceError(f"{path} is not a {FORMAT} of version {VERSION}")
-    page = part["page_low"].astype(np.uint16) | part["page_high"].astype(np.uint16) << 8
     codes = np.cumsum(part["weights"], dtype=np.uint8)
     log = Shipped(manifest, part["tokens"], pieces, part["counts"], part["created"], page, codes, part["prompt_rows"])
-    n_wants, shape = int(log.counts.sum(dtype=np.int64)), (log.n_heads, log.n_steps)
-    if log.counts.shape != shape or not len(page) == len(codes) == n_wants or len(pieces) != len(log.tokens):
+    n_wants, n_pages = int(log.counts.sum(dtype=np.int64)), -(-len(log.tokens) // PAGE)
+    rows = (*shapes["prompt_pages"][1][:2], n_pages)
+    have = log.tokens.shape, log.counts.shape, log.row_codes.shape, log.created.shape, page.shape, codes.shape
+    need = shapes["tokens"][1], shapes["top"][1], rows, (n_pages,), (n_wants,), (n_wants,)
+    if have != need or not isinstance(pieces, list) or len(pieces) != len(log.tokens):
         raise TraceError(f"{path}: its arrays and its manifest disagree about how much there is")
+    if page.max(initial=0) >= n_pages:
+        raise TraceError(f"{path}: it wants page {page.max()} of {n_pages}: fetch the repository's again")
     return log
 
 
@@ -223,23 +233,22 @@ def verify_shipped(path: str | Path) -> list[str]:
     path = Path(path)
     folder = path if path.is_dir() else path.parent
     try:
-        files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
-        listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
+        listed = entries(json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise TraceError(f"{folder}: manifest.json is missing, so nothing says what {path.name} should be") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{folder}/manifest.json is damaged ({error!r}): fetch the repository's again") from None
-    there = {file.name for file in folder.glob(f"*{SUFFIX}")}
-    names = sorted(there | set(listed)) if path.is_dir() else [path.name]
-    for name in names:
-        if name not in listed:
-            raise TraceError(f"{folder}: {name} is not in its manifest.json")
-        if name not in there:
-            raise TraceError(f"{folder}: {name} is missing; fetch the repository's again")
-        if ((folder / name).stat().st_size, sha256(folder / name)) != listed[name]:
-            raise TraceError(f"{folder}: {name} does not match its sha256; fetch the repository's again")
+    except (ValueError, OSError, RecursionError) as error:
+        raise TraceError(f"{folder}/manifest.json is damaged ({error}): fetch the repository's again") from None
+    there = {file.name for file in folder.iterdir()} - {"manifest.json"}
+    if not path.is_dir():
+        there, listed = there & {path.name}, {name: listed[name] for name in listed if name == path.name}
+    if found := difference(folder, listed, there):
+        way = "fetch the repository's again" if found[0] in listed else "remove it"
+        raise TraceError(f"{folder}: {' '.join(found)}; {way}")
+    if not listed:
+        raise TraceError(f"{folder}: its manifest.json lists no {path.name}: name a log that it lists")
+    for name in listed:
         open_shipped(folder / name)
-    return names
+    return sorted(listed)
 
 
 def is_shipped(path: str | Path) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from wakekv.errors import InputError, TraceError
-from wakekv.files import refuse_taken, sha256
+from wakekv.files import difference, entries, refuse_taken, sha256
 
 FORMAT, VERSION = "wakekv-trace", 1
 PAGE, SINKS, LOCAL, PROMPT_ROWS = 16, 4, 32, 32  # tokens a page; sink positions; local window; last prompt rows kept
@@ -189,19 +189,10 @@ def verify(path: str | Path) -> None:
     _layout_of(path, manifest)
     if (path / "manifest.json").read_bytes() != _dumps(manifest).encode() or manifest.get("sha256") != _own(manifest):
         raise TraceError(f"{path}: manifest.json was changed after it was written; record it again")
-    for file, entry in manifest["files"].items():
-        if (path / file).is_symlink():
-            raise TraceError(f"{path}: {file} is a link that leads out of the directory")
-        if not (path / file).is_file():
-            raise TraceError(f"{path}: {file} is missing; record it again")
-        n_bytes = (path / file).stat().st_size
-        if n_bytes != entry["bytes"]:
-            raise TraceError(f"{path}: {file} has {n_bytes:,} bytes instead of {entry['bytes']:,}; record it again")
-        if sha256(path / file) != entry["sha256"]:
-            raise TraceError(f"{path}: {file} does not match its sha256; record it again")
-    extra = sorted({p.name for p in path.iterdir()} - set(manifest["files"]) - {"manifest.json"})
-    if extra:
-        raise TraceError(f"{path}: {extra[0]} is not part of the trace; remove it")
+    there = {p.name for p in path.iterdir()} - {"manifest.json"}
+    if found := difference(path, manifest["files"], there):
+        way = "record it again" if found[0] in manifest["files"] else "remove it"
+        raise TraceError(f"{path}: {' '.join(found)}; {way}")
     open_trace(path)
 
 
@@ -267,11 +258,8 @@ def _entries(part: Path, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[s
 
 def _layout_of(path: Path, manifest: dict[str, Any]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     try:
-        expected = layout(manifest)
-        named = {
-            file for file, entry in manifest["files"].items() if entry["bytes"] >= 0 and len(entry["sha256"]) == 64
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        expected, named = layout(manifest), set(entries(manifest))
+    except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{path}: manifest.json lacks or garbles an entry ({error!r})") from None
     odd = sorted(named ^ {f"{name}.npy" for name in NAMES})
     if odd:
