@@ -14,7 +14,7 @@ CORE = ["errors", "files", "verdicts", "trace", "sound", "kernels", "demand", "p
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
-         "quality", "longbench", "rivals", "system", "witness", "trials", "spotcheck", "links", "plan"]  # fmt: skip
+         "quality", "longbench", "rivals", "system", "links", "plan", "witness", "trials", "spotcheck"]  # fmt: skip
 ENGINE = ["vllm", "serving", "table2"]  # + vllm, where an engine runs: tests/engine
 RUN = ["claims", "artifact", "document", "sources", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "site", "reviewing", "__main__"]  # fmt: skip
