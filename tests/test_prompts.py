@@ -278,7 +278,7 @@ def test_math_500_is_read(tokenizer):
         ({"regime": "niah", "length": 9000, "context": 8192}, "length 9000 .* context of 8192"),
         ({"regime": "niah", "length": 8100, "context": 8192}, "prompt of .* script of .* context of 8192"),
         ({"regime": "cot", "context": 500}, "context of 500"),
-        ({"regime": "niah", "length": 40_000}, "prompt of .* tokens, not 40000: give a longer text"),
+        ({"regime": "niah", "length": 40_000}, "makes .* tokens, not 40000: give a longer text"),
         ({"regime": "niah", "depth": 1.5}, "depth 1.5"),
         ({"regime": "niah", "depth": math.nan}, "depth nan"),
         ({"regime": "cot", "length": 100}, "cot has no length"),

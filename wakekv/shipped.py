@@ -32,6 +32,7 @@ from wakekv.files import difference, entries, replacing, sha256, write_json
 from wakekv.trace import PAGE, Trace, layout, open_trace
 
 FORMAT, VERSION, SUFFIX = "wakekv-pages", 1, ".npz"
+AGAIN = "fetch the repository's again, or pack it again"
 MOST_BYTES = 1 << 30  # of a shipped log unpacked
 BROKEN = (KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, RecursionError)  # what reading one raises
 PER_OCTAVE, LOWEST = 8, -31  # weight codes: eighths of octaves above 2**-31; code 0 is no weight
@@ -177,14 +178,14 @@ def open_shipped(path: str | Path) -> Shipped:
                 content = io.BytesIO(held.read(f"{name}.npy"))
                 part[name] = np.lib.format.read_array(content, allow_pickle=False)
                 if part[name].dtype != dtype:
-                    raise TraceError(f"{path}: {name} is {part[name].dtype} instead of {dtype}")
+                    raise ValueError(f"its {name} are {part[name].dtype} instead of {dtype}")
         if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
-            raise TraceError(f"{path} is not a {FORMAT} of version {VERSION}")
+            raise ValueError(f"it is not a {FORMAT} of version {VERSION}")
         shapes = layout(manifest)
         page = part["page_low"].astype(np.uint16) | part["page_high"].astype(np.uint16) << 8
     except (*BROKEN, zipfile.BadZipFile, zlib.error) as error:
         said = " ".join(str(error).split())
-        raise TraceError(f"{path} is damaged or no shipped log ({said}): fetch the repository's again") from None
+        raise TraceError(f"{path} is damaged or no shipped log ({said}): {AGAIN}") from None
     codes = np.cumsum(part["weights"], dtype=np.uint8)
     log = Shipped(manifest, part["tokens"], pieces, part["counts"], part["created"], page, codes, part["prompt_rows"])
     n_wants, n_pages = int(log.counts.sum(dtype=np.int64)), -(-len(log.tokens) // PAGE)
@@ -192,9 +193,9 @@ def open_shipped(path: str | Path) -> Shipped:
     have = log.tokens.shape, log.counts.shape, log.row_codes.shape, log.created.shape, page.shape, codes.shape
     need = shapes["tokens"][1], shapes["top"][1], rows, (n_pages,), (n_wants,), (n_wants,)
     if have != need or not isinstance(pieces, list) or len(pieces) != len(log.tokens):
-        raise TraceError(f"{path}: its arrays and its manifest disagree about how much there is")
+        raise TraceError(f"{path}: its arrays and its manifest disagree about how much there is: {AGAIN}")
     if page.max(initial=0) >= n_pages:
-        raise TraceError(f"{path}: it wants page {page.max()} of {n_pages}: fetch the repository's again")
+        raise TraceError(f"{path}: it wants page {page.max()} of {n_pages}: {AGAIN}")
     return log
 
 
@@ -235,14 +236,16 @@ def verify_shipped(path: str | Path) -> list[str]:
     try:
         listed = entries(json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise TraceError(f"{folder}: manifest.json is missing, so nothing says what {path.name} should be") from None
+        raise TraceError(
+            f"{folder}: manifest.json is missing, so nothing says what {path.name} should be: {AGAIN}"
+        ) from None
     except (ValueError, OSError, RecursionError) as error:
-        raise TraceError(f"{folder}/manifest.json is damaged ({error}): fetch the repository's again") from None
+        raise TraceError(f"{folder}/manifest.json is damaged ({error}): {AGAIN}") from None
     there = {file.name for file in folder.iterdir()} - {"manifest.json"}
     if not path.is_dir():
         there, listed = there & {path.name}, {name: listed[name] for name in listed if name == path.name}
     if found := difference(folder, listed, there):
-        way = "fetch the repository's again" if found[0] in listed else "remove it"
+        way = AGAIN if found[0] in listed else "remove it"
         raise TraceError(f"{folder}: {' '.join(found)}; {way}")
     if not listed:
         raise TraceError(f"{folder}: its manifest.json lists no {path.name}: name a log that it lists")

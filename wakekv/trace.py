@@ -153,7 +153,7 @@ def open_trace(path: str | Path) -> Trace:
             raise TraceError(f"{path}: {name}.npy cannot be read ({error}); record it again") from None
         if (array.dtype, array.shape) != (dtype, shape):
             raise TraceError(
-                f"{path}: {name}.npy is {array.dtype} {list(array.shape)}, its manifest asks for {dtype} {list(shape)}"
+                f"{path}: {name}.npy is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}; record it again"
             )
         arrays[name] = array
     return Trace(manifest, **arrays)
@@ -205,13 +205,16 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         _dumps(manifest).encode()  # what cannot be written cannot have been: NaN, half a surrogate
     except FileNotFoundError:
-        raise TraceError(f"{path}: manifest.json is missing, so the trace is incomplete or not one") from None
+        raise TraceError(
+            f"{path}: manifest.json is missing, so it is incomplete or no trace; record it again"
+        ) from None
     except (ValueError, RecursionError, OSError) as error:
-        raise TraceError(f"{path}: manifest.json is not JSON ({error})") from None
+        raise TraceError(f"{path}: manifest.json is not JSON ({error}); record it again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise TraceError(f"{path}: manifest.json is not that of a {FORMAT}")
+        raise TraceError(f"{path}: manifest.json is not that of a {FORMAT}; name one, or record it again")
     if manifest.get("version") != VERSION:
-        raise TraceError(f"{path}: manifest.json has version {manifest.get('version')!r}, this wakekv reads {VERSION}")
+        version = manifest.get("version")
+        raise TraceError(f"{path}: manifest.json has version {version!r}, not {VERSION} as here; record it again")
     return manifest
 
 
@@ -260,10 +263,10 @@ def _layout_of(path: Path, manifest: dict[str, Any]) -> dict[str, tuple[np.dtype
     try:
         expected, named = layout(manifest), set(entries(manifest))
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path}: manifest.json lacks or garbles an entry ({error!r})") from None
+        raise TraceError(f"{path}: manifest.json lacks or garbles an entry ({error!r}); record it again") from None
     odd = sorted(named ^ {f"{name}.npy" for name in NAMES})
     if odd:
-        raise TraceError(f"{path}: manifest.json and the format disagree about {odd[0]!r}")
+        raise TraceError(f"{path}: manifest.json and the format disagree about {odd[0]!r}; record it again")
     return expected
 
 
