@@ -34,6 +34,10 @@ class Rule:
     rel: float = 0.0
     judged: bool = True
 
+    def __post_init__(self):
+        if not (self.abs >= 0 and self.rel >= 0):
+            raise TypeError(f"abs and rel are numbers from 0 up, not {self.abs!r} and {self.rel!r}")
+
     def fits(self, file: str, column: str) -> bool:
         return fnmatchcase(file, self.file) and any(fnmatchcase(column, pattern) for pattern in self.columns)
 
@@ -64,7 +68,7 @@ def open_run(path: Path | str) -> Run:
     if not files:
         raise InputError(f"{path} holds no results: give a run such as runs/default, or reference")
     record = path / "run.json"
-    return Run(str(path), files, json.loads(record.read_text(encoding="utf-8")) if record.exists() else {})
+    return Run(str(path), files, _read(record) if record.exists() else {})
 
 
 def compare(
@@ -109,12 +113,22 @@ def exact(rules: Sequence[Rule]) -> list[Rule]:
     return [Rule(rule.file, rule.columns, rule.why, judged=rule.judged) for rule in rules]
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return {**json.loads(path.read_text(encoding="utf-8"))}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}): run it again, or remove it") from None
+
+
 def _table(name: str, a: Path, b: Path, rules: Sequence[Rule]) -> dict[str, Any]:
     """cells; differing, max_abs, max_rel over numbers; texts that differ; beyond; columns: the same for each."""
     same = {"cells": 0, "differing": 0, "texts": 0, "max_abs": 0.0, "max_rel": 0.0, "beyond": 0, "columns": {}}
     if a.read_bytes() == b.read_bytes():
         return same
-    left, right = (pd.read_csv(path, dtype=str, keep_default_na=False) for path in (a, b))
+    try:
+        left, right = (pd.read_csv(path, dtype=str, keep_default_na=False) for path in (a, b))
+    except ValueError as error:
+        raise InputError(f"{name} of {a} or {b} is no CSV ({' '.join(str(error).split())}): run it again") from None
     left, right, unmatched = _aligned(left, right)
     found = same | {"rows_in_one": unmatched, "beyond": unmatched}
     for column in [c for c in left if c not in right] + [c for c in right if c not in left]:
@@ -173,10 +187,10 @@ def _aligned(left: pd.DataFrame, right: pd.DataFrame) -> tuple[pd.DataFrame, pd.
 
 def _verdicts(a: Path, b: Path) -> list[dict[str, Any]]:
     """Claims whose verdict, value or interval differs."""
-    left, right = (
-        {verdict["id"]: verdict for verdict in json.loads(path.read_text(encoding="utf-8"))["verdicts"]}
-        for path in (a, b)
-    )
+    try:
+        left, right = ({verdict["id"]: verdict for verdict in _read(path)["verdicts"]} for path in (a, b))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{a} or {b} is no claims file ({error!r}): run its notebook again") from None
     rows = []
     for name in sorted(left.keys() | right.keys()):
         mine, theirs = left.get(name, {}), right.get(name, {})

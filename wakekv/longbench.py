@@ -154,6 +154,8 @@ def answers(
     in `quality.needles`.
     """
     model, tokenizer, rows, full = loaded.model, loaded.tokenizer, [], None
+    if length is None and loaded.context is None:
+        raise InputError(f"{loaded.name} does not say how long a text it reads: give a length")
     length = loaded.context - ROOM if length is None else length
     ends = frozenset({tokenizer.eos_token_id} - {None})
     for sample in samples:

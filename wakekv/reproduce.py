@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from wakekv import notebooks, recordings
 from wakekv.claims import ROOT, hardware, table
 from wakekv.errors import InputError, lookup
-from wakekv.files import write_json
+from wakekv.files import writable, write_json
 from wakekv.notebooks import Notebook
 from wakekv.profiles import PROFILES, Profile
 from wakekv.verdicts import VERDICTS
@@ -237,7 +237,7 @@ def _result_folder(out: Path) -> Path:
         raise InputError(f"{_shown(out)} belongs to the repository: give another --out, such as runs/mine")
     if out.exists() and not out.is_dir():
         raise InputError(f"{_shown(out)} is a file: give a folder as --out")
-    return out
+    return writable(out)
 
 
 def _open_record(out: Path, profile: str) -> dict:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from wakekv.claims import table
 from wakekv.errors import InputError
+from wakekv.files import writable
 from wakekv.shipped import open_shipped
 from wakekv.site import explorer
 from wakekv.site.page import Page, read
@@ -39,6 +40,7 @@ def build(run: Path | str, logs: Sequence[Path | str], out: Path | str) -> Path:
         raise InputError(f"{run} holds no executed notebooks, or no logs were given: make reproduce leaves them")
     if out.exists() and not (out / "explorer.html").exists():
         raise InputError(f"{out} exists and is no site: give another --out")
+    writable(out)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         (part / "logs").mkdir(parents=True)
