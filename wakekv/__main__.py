@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -46,6 +48,9 @@ def _one_line(error: Exception) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
+        if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1)
+            message += f"; did you mean {near[0]}?" * bool(near)
         self.exit(2, f"wakekv: error: {message}; see {self.prog} --help\n")
 
 

@@ -134,6 +134,8 @@ def quality(options: argparse.Namespace) -> None:
 
     budgets, lengths = (_numbers(getattr(options, name), f"--{name}") for name in ("budgets", "lengths"))
     depths, seeds = _numbers(options.depths, "--depths", float), range(options.seeds)
+    if not seeds or min(budgets) < 1:
+        raise InputError(f"--seeds and --budgets count from 1, not {options.seeds} and {options.budgets}")
     if options.longbench:
         if len(lengths) > 1:
             raise InputError("--longbench truncates prompts to one length: give --lengths one number")

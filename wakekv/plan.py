@@ -84,6 +84,8 @@ def plan(
             raise InputError(f"{name} must be at least 0, not {limit!r}")
     if batch < 1:
         raise InputError(f"batch counts sequences from 1, not {batch!r}")
+    if not policies:
+        raise InputError("no policies to compare: name one or more, such as reactive,evict")
     rules = policies if isinstance(policies, Mapping) else {name: lookup(name, POLICIES, "policy") for name in policies}
     for name, rule in rules.items():
         if rule.offline:

@@ -170,7 +170,8 @@ def needles(
     model, tokenizer, rows, full = loaded.model, loaded.tokenizer, [], None
     ends = frozenset({tokenizer.eos_token_id} - {None})
     for length, depth, seed in itertools.product(lengths, depths, seeds):
-        prompt = build("niah", tokenizer, seed=seed, length=length, depth=depth, scripted=False)
+        asked = {"seed": seed, "length": length, "depth": depth, "context": getattr(loaded, "context", None)}
+        prompt = build("niah", tokenizer, scripted=False, **asked)
         *start, last = prompt.tokens
         held = prefilled(model, start, chunk=chunk, **{"max_tokens": len(prompt.tokens) + n_tokens, **settings})
         own = {"length": length, "depth": depth, "seed": seed, "n_prompt": len(prompt.tokens), "answer": prompt.answer}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wakekv.claims import ROOT, published
 from wakekv.errors import InputError
+from wakekv.files import writable
 
 SHIPPED = ROOT / "artifact" / "logs"
 
@@ -33,7 +34,7 @@ def tables(options: argparse.Namespace) -> None:
     from wakekv.shipped import open_log
     from wakekv.study import PAPER, studies
 
-    paths = [Path(path) for path in options.log] or _shipped()
+    folder, paths = writable(Path(options.out) / "tables"), [Path(path) for path in options.log] or _shipped()
     logs, budgets, paper = [open_log(path) for path in paths], PROFILES["default"].budgets, published()
     names = list(dict.fromkeys([*PAPER, *SEVEN, *SURVEY]))
     needs_keys = [] if all(path.is_dir() for path in paths) else ["rkv", "reasonalloc"]
@@ -46,7 +47,6 @@ def tables(options: argparse.Namespace) -> None:
     if kernels.AVAILABLE:  # equal memory wants every budget, which takes numba's one pass
         chosen = studies(logs, rules, slow_budgets=budgets)
         made |= {"05_table3": matched.seven(chosen, budgets, paper), "05_systems": matched.systems(chosen, budgets)}
-    folder = Path(options.out) / "tables"
     for name, table in made.items():
         table.save(folder, name)
     print(made["04_sweep"].markdown(), end="")
@@ -65,10 +65,10 @@ def pack(options: argparse.Namespace) -> None:
     from wakekv import shipped, spotcheck
     from wakekv.trace import open_trace
 
-    about = {}
+    about, folder = {}, writable(options.out)
     for path in map(Path, options.log):
         trace, name = open_trace(path), options.prefix + path.name + shipped.SUFFIX
-        shipped.pack(trace, spotcheck.pieces(trace), Path(options.out) / name)
+        shipped.pack(trace, spotcheck.pieces(trace), folder / name)
         about[name] = spotcheck.about(trace.manifest)
     listed = json.loads(shipped.describe(options.out, about).read_text(encoding="utf-8"))["files"]
     for name, entry in listed.items():
@@ -113,6 +113,8 @@ def spotcheck(options: argparse.Namespace) -> int:
     from wakekv.shipped import verify_shipped
     from wakekv.spotcheck import spotcheck as again
 
+    if not 0 <= options.share <= 1:
+        raise InputError(f"--share is a share between 0 and 1, not {options.share}")
     rows = []
     for path in options.log or sorted(SHIPPED.glob("smoke_*.npz")):
         verify_shipped(path)
