@@ -177,7 +177,8 @@ def system(options: argparse.Namespace) -> None:
 def verify(options: argparse.Namespace) -> None:
     """Check that logs, and what the repository shows, are whole.
 
-    Compares every file of a log with its manifest and names the first that is missing, cut short, changed or foreign.
+    Compares every file of a log with its manifest and names the first that is missing, cut short, changed or foreign,
+    and says where a number is none that attention gives.
     A shipped log, or a folder of them, is compared with the manifest that lies beside it. Without a log: every file of
     artifact/ and figures/ with artifact/manifest.json.
 
@@ -186,10 +187,10 @@ def verify(options: argparse.Namespace) -> None:
       python -m wakekv verify
       python -m wakekv verify runs/default/traces/*/ artifact/logs
     """
-    from wakekv import artifact
+    from wakekv import artifact, sound
     from wakekv.claims import ROOT
     from wakekv.shipped import is_shipped, verify_shipped
-    from wakekv.trace import read_manifest, verify
+    from wakekv.trace import open_trace, read_manifest, verify
 
     for path in options.trace or ["artifact"]:
         if Path(path).resolve() == (ROOT / "artifact").resolve():
@@ -199,6 +200,7 @@ def verify(options: argparse.Namespace) -> None:
             print(f"{path}: whole, {len(names)} shipped log{'s' * (len(names) > 1)} as the manifest says")
         else:
             verify(path)
+            sound.check(open_trace(path), path)
             print(f"{path}: whole, {len(read_manifest(path)['files'])} files as its manifest says")
 
 
