@@ -177,10 +177,9 @@ def system(options: argparse.Namespace) -> None:
 def verify(options: argparse.Namespace) -> None:
     """Check that logs, and what the repository shows, are whole.
 
-    Compares every file of a log with its manifest and names the first that is missing, cut short, changed or foreign,
-    and says where a number is none that attention gives.
-    A shipped log, or a folder of them, is compared with the manifest that lies beside it. Without a log: every file of
-    artifact/ and figures/ with artifact/manifest.json.
+    Compares every file of a log with its manifest, names the first that is missing, cut short, changed or foreign, and
+    the first number that attention cannot give. A shipped log, or a folder of them, is compared with the manifest that
+    lies beside it. Without a log: every file of artifact/ and figures/ with artifact/manifest.json.
 
     examples:
       python -m wakekv verify runs/default/traces/smollm2-135m_niah_d50_s0
