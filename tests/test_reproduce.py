@@ -248,8 +248,12 @@ def test_a_summary_names_failed_claims_that_were_to_hold(tmp_path):
 
 
 def test_code_counts_and_comments_do_not():
+    """Nor does what an error says; which one it is does."""
     import ast
 
+    errors = [ast.parse(f"raise {error}") for error in ("ValueError('a')", "ValueError('b')", "OSError('a')")]
+    same, again, other = map(code_sha256, errors)
+    assert same == again != other
     one = "def f(x):\n    '''Doc.'''\n    return x + 1  # why"
     assert code_sha256(ast.parse(one)) == code_sha256(ast.parse("def f(x):\n    return x + 1"))
     assert code_sha256(ast.parse(one)) != code_sha256(ast.parse("def f(x):\n    return x + 2"))

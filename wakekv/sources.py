@@ -12,7 +12,7 @@ from wakekv.claims import ROOT
 def files_of(code: ast.Module) -> dict[str, str]:
     """{"wakekv/x.py": sha256} of every file of the package that `code` imports, directly or through another.
 
-    Comments and docstrings do not count: they change no result.
+    Comments, docstrings and what an error says do not count: they change no result.
     """
     waiting, found = [_file("wakekv"), *_imported(code, "")], {}
     while waiting:
@@ -31,8 +31,11 @@ def imported_by(path: Path) -> list[Path]:
 
 
 def code_sha256(tree: ast.Module) -> str:
-    """Hash of what the code does: its syntax tree without comments and docstrings. `tree` is stripped of the latter."""
+    """Hash of what the code does: its syntax tree without comments, docstrings and what an error says, of which `tree`
+    is stripped."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args, node.exc.keywords = [], []
         body = getattr(node, "body", None)
         if (
             isinstance(body, list)
