@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,27 @@ from wakekv.errors import InputError
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A hidden name beside `path` to write to. It takes the place of `path` when the block ends, and is gone if that
-    fails: a reader sees the old file or the new one."""
+    fails: a reader sees the old file or the new one. What killed processes left there is cleared away."""
     path = Path(path)
+    for left in path.parent.glob(f".{escape(path.name)}.*.part"):
+        if not _alive(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:  # alive, and another user's
+        pass
+    return True
 
 
 def write(path: str | Path, content: bytes | str) -> Path:
