@@ -59,7 +59,8 @@ def through(model, cache, **how):
 def test_with_room_for_all_pages_the_logits_are_the_full_caches(kind):
     model = make(kind)
     full = logits(model, DynamicCache(config=model.config))
-    assert (through(model, ours(model)) - full).abs().max() <= 1e-5 * max(1.0, full.abs().max())
+    for policy in ("reactive", "pooled"):
+        assert (through(model, ours(model, policy=policy)) - full).abs().max() <= 1e-5 * max(1.0, full.abs().max())
     if kind != "gemma2":  # the same kernel, so the same bits
         assert torch.equal(through(model, ours(model, kernel="sdpa", policy="lfu")), full)
 
@@ -117,7 +118,9 @@ def test_prefill_in_chunks_equals_prefill_at_once(kind, padding):
     assert small.books.passes_bytes > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"policy": "lfu"}, {"policy": "evict"}, {"mode": "lagged", "every": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"policy": "lfu"}, {"policy": "pooled"}, {"policy": "evict"}, {"mode": "lagged", "every": 2}]
+)
 def test_a_padded_sequence_reads_what_it_would_alone(settings):
     """Its pages count from its own first token only if the padding is whole pages; then nothing differs."""
     model, padding = make("llama"), torch.ones_like(IDS)
@@ -140,7 +143,7 @@ def test_generation_writes_the_same_text(dtype):
             assert torch.equal(model.generate(IDS, past_key_values=cache, prefill_chunk_size=16, **options), full)
 
 
-@pytest.mark.parametrize("policy", ["reactive", "lfu"])
+@pytest.mark.parametrize("policy", ["reactive", "lfu", "pooled"])
 def test_beam_search_finds_the_same_text(policy):
     model = make("gemma3")
     options = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
@@ -216,10 +219,11 @@ def test_a_reset_cache_is_as_new():
     assert torch.equal(through(model, cache), first)
 
 
+@pytest.mark.parametrize("policy", ["reactive", "pooled"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_step_whose_fetch_fails_can_be_taken_again(kind):
-    model, cache = make(kind), ours(make(kind), 2, wants=2)
-    whole = through(model, ours(model, 2, wants=2))
+def test_a_step_whose_fetch_fails_can_be_taken_again(kind, policy):
+    model, cache = make(kind), ours(make(kind), 2, wants=2, policy=policy)
+    whole = through(model, ours(model, 2, wants=2, policy=policy))
     layer, broken = cache.paged[-1], [0]
     out = []
     with cache.attached(model), torch.inference_mode():

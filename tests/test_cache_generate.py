@@ -108,7 +108,7 @@ def test_a_prompt_can_come_as_embeddings(model):
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["a prompt", "a prompt and steps"])
-@pytest.mark.parametrize("policy", ["reactive", "evict", "lfu"])
+@pytest.mark.parametrize("policy", ["reactive", "evict", "lfu", "pooled"])
 def test_a_copy_goes_its_own_way(model, policy, begun):
     """As where one prompt's cache is copied for every continuation."""
     cache = new(model, 3, wants=2, policy=policy, kernel="matmul")

@@ -13,6 +13,7 @@ from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer, Sizes
 from wakekv.cache.pool import EMPTY
 from wakekv.cache.reading import How, best_bounds, bounds, digest, over_arrays, over_slots
+from wakekv.cache.shared import Shared, Store
 from wakekv.cache.swapping import Swapping
 from wakekv.policies import POLICIES
 
@@ -48,6 +49,27 @@ def test_attention_and_bounds_are_those_of_torch(group, n, d, softcap):
     digests = digest(random(3, 9, 4, d, seed=3))
     twin = bounds(query, digests[:, :7], how).amax(1)
     torch.testing.assert_close(best_bounds(query, digests.numpy(), 7, how), twin, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("pad", [None, (0, 9)])
+def test_attention_over_blocks_is_that_of_torch_where_rows_differ_in_length(softcap, pad, plainly):
+    layer, there = PagedLayer(0, Sizes(4, 12, 2, None)), torch.rand(4, 8, generator=torch.Generator().manual_seed(5))
+    layer.update(*random(2, 2, 2, 34, 6))
+    layer.n_pad = None if pad is None else torch.tensor(pad).repeat_interleave(2)
+    layer.keep(torch.zeros(4, 1, 34, 6), How(1.0, None), note_rows=True)
+    layer.advance()
+    rows, pages = torch.nonzero((there < torch.tensor([[0.9], [0.5], [0.2], [0.0]])) & layer.real_pages(0, 8)).T
+    layer.pool = Shared(Store(layer.pool.open), 12, layer.pool.open)
+    layer.pool.place(rows, pages, *layer.reservoir.read(rows, pages))
+    layer.update(*random(2, 2, 2, 1, 6, seed=1))
+    query, how = random(4, 3, 6, seed=2), How(0.3, softcap)
+    ours, twin = layer.over_slots(query, how), plainly(layer.over_slots, query, how)
+    for a, b in (ours[0], twin[0]), (x.sort(-1).values for x in (ours[1], twin[1])):  # gaps lie elsewhere
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    lengths = torch.bincount(rows, minlength=4) * 4 + 3
+    if pad is None:
+        assert ((ours[1] > -torch.inf).sum(2) == lengths[:, None]).all()
 
 
 def test_a_view_follows_its_tensor_and_is_not_taken_along_by_a_copy():

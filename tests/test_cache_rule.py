@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -69,28 +70,48 @@ def test_every_policy_misses_and_keeps_what_the_simulator_says(name, elsewhere):
     assert_replayed(policy, *decode(policy))
 
 
-@pytest.mark.parametrize("name", ["reactive", "evict", "lfu", "flexicache-m0-r4", "shadow"])
+@pytest.mark.parametrize("name", ["reactive", "evict", "lfu", "flexicache-m0-r4", "shadow", "pooled"])
 @pytest.mark.parametrize("every", [1, 3])
 def test_ranking_after_attention_follows_the_same_rule(name, every):
     assert_replayed(POLICIES[name], *decode(name, mode="lagged", every=every))
 
 
-@pytest.mark.parametrize("name", ["reactive", "evict"])
+@pytest.mark.parametrize("name", ["reactive", "evict", "pooled"])
 @pytest.mark.parametrize("settings", [{}, {"mode": "lagged", "every": 3}])
 def test_without_compiled_loops_the_rule_is_the_same(name, settings, monkeypatch):
     monkeypatch.setattr(loops, "AVAILABLE", False)
     assert_replayed(POLICIES[name], *decode(name, **settings))
 
 
-@pytest.mark.parametrize("name", ["reactive", "lfu"])
+@pytest.mark.parametrize("name", ["reactive", "lfu", "pooled"])
 def test_fetching_until_the_error_is_small_follows_the_same_rule(name):
     cache, seen = decode(name, mode="eps", eps=0.5)
     assert cache.books.n_wants > cache.books.n_steps * 2 * 4 * 3  # more than the three that each head wants anyway
     assert_replayed(POLICIES[name], cache, seen)
 
 
+@pytest.mark.parametrize("name", ["reactive", "pooled", "commons"])
 @pytest.mark.parametrize("scope", ["layer", "model"])
 @pytest.mark.parametrize("changes", [{}, {"floor": 0.3}, {"reversible": False}, {"every": 3}])
-def test_a_budget_shared_by_heads_follows_the_same_rule(scope, changes):
-    policy = POLICIES["reactive"].but(scope=scope, **changes)
-    assert_replayed(policy, *decode(policy))
+def test_a_budget_shared_by_heads_follows_the_same_rule_and_is_kept(name, scope, changes):
+    """Within each sequence of a batch: the total of the heads that share it, not each head's part."""
+    policy = POLICIES[name].but(scope=scope, **changes)
+    cache, seen = decode(policy)
+    assert_replayed(policy, cache, seen)
+    n_kv, n_layers = cache.paged[0].n_kv, len(cache.paged)
+    of_heads = np.array([[x.sum(1) for x in step] for step in seen]).reshape(len(seen), 2, n_layers, n_kv)
+    assert changes.get("reversible", True) is False or of_heads.max() > BUDGET  # some head has more than its own
+    if policy.every == 1:
+        shared = of_heads.sum((2, 3) if scope == "model" else 3)
+        assert shared.max() <= BUDGET * n_kv * (n_layers if scope == "model" else 1)
+
+
+def test_a_pool_takes_the_memory_of_its_budget_and_of_what_a_step_brings():
+    """Nothing is left behind by the first step, which brings the most."""
+    cache, _ = decode("pooled")
+    (store,) = cache.steps.host.stores.values()
+    total = BUDGET * len(IDS) * sum(layer.n_kv for layer in cache.paged)
+    assert store.n_held == sum(int(x.sum()) for x in cache.resident()) == total
+    assert store.n_blocks <= total * 9 // 8 + cache.books.n_wants // cache.books.n_steps
+    open_pages = sum(layer.n_rows * layer.reservoir.page_bytes for layer in cache.paged)
+    assert cache.tiers()["pages"] == store.n_blocks * cache.paged[0].reservoir.page_bytes + open_pages

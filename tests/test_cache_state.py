@@ -15,10 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from wakekv.cache import loops
 from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer, Sizes
-from wakekv.cache.pool import EMPTY
+from wakekv.cache.pool import EMPTY, Pool
 from wakekv.cache.reading import How
 from wakekv.cache.reservoir import TRIES, Reservoir
 from wakekv.cache.settling import Settling
+from wakekv.cache.shared import Shared
 from wakekv.cache.swapping import Swapping
 from wakekv.errors import CacheError
 from wakekv.kernels import AVAILABLE
@@ -33,7 +34,8 @@ HOW, PAGE, N_PAGES, N_KV, D, BUDGET = How(1.0, None), 2, 24, 2, 2, 3
 class Caches(RuleBasedStateMachine):
     """Two layers that are fed, ranked, trimmed, reordered and reset, over a slow tier that fails when told to."""
 
-    @initialize(name=st.sampled_from(["reactive", "evict", "lfu", "flexicache-m0-r2", "h2o"]), lagged=st.booleans(),
+    @initialize(name=st.sampled_from(["reactive", "evict", "lfu", "flexicache-m0-r2", "h2o", "pooled", "commons"]),
+                lagged=st.booleans(),
                 seed=st.integers(0, 2**32 - 1), pad=st.sampled_from([None, (0, 1), (3, 0)]),
                 compiled=st.booleans())  # fmt: skip
     def begin(self, name, lagged, seed, pad, compiled):
@@ -118,9 +120,10 @@ class Caches(RuleBasedStateMachine):
             self.take(wants)
         self.failures = 0
         self.count(fresh)
-        for layer in self.layers:
-            if self.policy.every == 1:
-                assert int((layer.pool.page_of != EMPTY).sum(1).max()) <= BUDGET
+        resident = torch.stack([x.pool.slot_of != EMPTY for x in self.layers]).sum(2)  # [layer, row]
+        if self.policy.scope == "model":
+            resident = resident.view(len(self.layers), -1, N_KV).sum((0, 2)) / (len(self.layers) * N_KV)
+        assert self.policy.every != 1 or float(resident.max()) <= BUDGET
 
     def take(self, wants):
         if self.host is None:
@@ -183,18 +186,23 @@ class Caches(RuleBasedStateMachine):
             held, real = layer.reservoir.held[:, :n].numpy(), layer.real_pages(0, n).numpy()
             assert (slow[held] == pages[held]).all()
             resident = (pool.slot_of[:, :n] != EMPTY).numpy()
-            rows, slots = np.nonzero((pool.page_of != EMPTY).numpy())
-            at = pool.page_of[rows, slots].numpy()
-            fast = torch.cat([pool.keys, pool.values], -1)[rows, slots].numpy()
-            assert (fast == pages[rows, at]).all()
-            assert resident.sum() == len(rows) and resident[rows, at].all()
+            for row, at in zip(*np.nonzero(resident), strict=True):
+                fast = torch.cat(pool.take(pool.slot_of[:, at : at + 1]), -1)[row, 0].numpy()
+                assert (fast == pages[row, at]).all()
+            assert resident.sum() == int((pool.slot_of != EMPTY).sum())
+            if isinstance(pool, Pool):
+                assert resident.sum() == int((pool.page_of != EMPTY).sum())
             if self.policy.reversible:
                 assert (held == real).all()  # everything written is in the reservoir
             elif self.host is not None:  # what is neither resident nor newly come is gone
                 known = np.arange(n) < self.host.n_known
                 assert (resident == held)[:, known].all()
-            open_page = torch.cat([pool.keys, pool.values], -1)[:, -1, : layer.n_open].numpy()
+            open_page = torch.cat(pool.open, -1)[:, : layer.n_open].numpy()
             assert (open_page == truth[:, n * PAGE :]).all()
+        pools = [layer.pool for layer in self.layers if isinstance(layer.pool, Shared)]
+        for store in {pool.store for pool in pools}:  # every block has one page, or is free
+            blocks = [b for pool in pools if pool.store is store for b in pool.slot_of[pool.slot_of != EMPTY].tolist()]
+            assert sorted(blocks + store._free) == list(range(store.n_blocks))
 
 
 Caches.TestCase.settings = settings(

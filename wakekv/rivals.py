@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig, StaticCache
@@ -13,11 +13,15 @@ from wakekv.cache import ReversibleCache
 from wakekv.cache.layer import PagedLayer
 from wakekv.errors import InputError
 
+RIVALS = ("dynamic", "static", "preallocated", "offloaded")
 
-def rivals(start: ReversibleCache, batch: int, steps: int) -> Iterator[tuple[str, Cache]]:
+
+def rivals(
+    start: ReversibleCache, batch: int, steps: int, names: Collection[str] = RIVALS
+) -> Iterator[tuple[str, Cache]]:
     """Other caches, holding what `start` does, each of its sequences `batch` times. transformers' own: dynamic; static
     (for models without window layers); offloaded (whole layers moved to host memory and back; where there is a GPU).
-    preallocated: the dynamic one, writing into room made before."""
+    preallocated: the dynamic one, writing into room made before. names: which of them."""
     whole = [_tokens(layer) if isinstance(layer, PagedLayer) else layer for layer in start.layers]
     on_gpu = start.paged[0].digests.is_cuda
     kinds = {"dynamic": lambda: DynamicCache(config=start.config)}
@@ -27,8 +31,8 @@ def rivals(start: ReversibleCache, batch: int, steps: int) -> Iterator[tuple[str
         kinds["preallocated"] = lambda: preallocated(start.config, room)
     if on_gpu:
         kinds["offloaded"] = lambda: DynamicCache(config=start.config, offloading=True)
-    for name, kind in kinds.items():
-        cache = kind()
+    for name in (name for name in kinds if name in names):
+        cache = kinds[name]()
         with torch.inference_mode():
             for i, held in enumerate(whole):
                 if isinstance(held, tuple):
@@ -69,8 +73,6 @@ def preallocated(config: PreTrainedConfig, room: int) -> Cache:
 
 def _tokens(layer: PagedLayer) -> tuple[torch.Tensor, ...]:
     """Keys and values [sequence, kv_head, token, d] of all that a layer holds."""
-    tiers = ((layer.reservoir.keys, layer.pool.keys), (layer.reservoir.values, layer.pool.values))
-    rows = (
-        torch.cat([x[:, : layer.n_closed].flatten(1, 2).to(y.device), y[:, -1, : layer.n_open]], 1) for x, y in tiers
-    )
+    tiers = zip((layer.reservoir.keys, layer.reservoir.values), layer.pool.open)
+    rows = (torch.cat([x[:, : layer.n_closed].flatten(1, 2).to(y.device), y[:, : layer.n_open]], 1) for x, y in tiers)
     return tuple(x.unflatten(0, (-1, layer.n_kv)) for x in rows)

@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from wakekv.cache import ReversibleCache
 from wakekv.errors import InputError
 from wakekv.files import write
 from wakekv.quality import divergence
-from wakekv.rivals import rivals
+from wakekv.rivals import RIVALS, rivals
 from wakekv.texts import read_filler
 
 WARM = 2  # steps left out of all that is timed
@@ -122,8 +122,12 @@ class Arm:
         row |= {"bytes": sum(tiers[name] for name in FAST), **parts}
         row["moving_share"] = sum(parts[name] for name in MOVING) / row["mean_step_s"]
         row |= {"fetched_bytes": books.fetched_bytes / books.n_steps, "miss_rate": books.misses / max(books.n_wants, 1)}
-        row |= {"stall_steps": books.stall_steps / books.n_steps, "tiers": tiers}
-        row |= {"over_budget": over_budget(self.cache), "slow_tier": self.cache.paged[0].reservoir.where}
+        row |= {"misses": books.misses / books.n_steps, "stall_steps": books.stall_steps / books.n_steps}
+        row |= {
+            "tiers": tiers,
+            "over_budget": over_budget(self.cache),
+            "slow_tier": self.cache.paged[0].reservoir.where,
+        }
         return row | ({"allocated_bytes": self.allocated} if torch.cuda.is_available() and self.allocated else {})
 
 
@@ -147,19 +151,20 @@ def measure(
     caches: Iterable[Mapping[str, Any]],
     *,
     batch: int = 1,
-    beside: bool = True,
+    beside: Collection[str] = RIVALS,
 ) -> list[dict[str, Any]]:
-    """One row a cache: transformers' own (if `beside`), then those of settings that differ from `start`'s.
+    """One row a cache: the RIVALS in `beside`, then those of settings that differ from `start`'s.
 
     All are held at once and take turns. Each sequence of start is there `batch` times; tokens are fed to all alike, or
     given as [sequence, token].
     Columns: settings, asked (the same, for a program), context, batch (sequences), n_steps; medians over steps
     but the first WARM: step_s, step_cpu_s (seconds, and those the process had a core), tokens_per_s, and the means,
-    mean_step_s, mean_step_cpu_s; bytes (of a full cache; of ours, on the fast tier). With `beside`, against the first
-    of transformers': n_tokens, kl_mean, kl_p95, kl_worst (nats a token), agreement (share of equal likeliest tokens).
+    mean_step_s, mean_step_cpu_s; bytes (of a full cache; of ours, on the fast tier). Against the first of `beside`, if
+    there is one: n_tokens, kl_mean, kl_p95, kl_worst (nats a token), agreement (share of equal likeliest tokens).
     For ours, means over the same steps: stall_s, score_s, attend_s, settle_s, and moving_share, what is not attention
-    of those over mean_step_s; over all steps: fetched_bytes (a step), miss_rate, stall_steps (share of steps); bytes by
-    tier (tiers), over_budget (see there), the slow tier named (slow_tier); on a GPU allocated_bytes, what it takes.
+    of those over mean_step_s; over all steps: fetched_bytes and misses (a step), miss_rate, stall_steps (share of
+    steps); bytes by tier (tiers), over_budget (see there), the slow tier named (slow_tier); on a GPU allocated_bytes,
+    what it takes.
     InputError for too few tokens to time, or tokens of another number of sequences.
     """
     n = start.n_sequences * batch
@@ -169,7 +174,7 @@ def measure(
         raise InputError(f"{ids.shape[1]} tokens are too few to time: the first {WARM} steps are left out")
     if len(ids) != n:
         raise InputError(f"tokens for {len(ids)} sequences, and the cache holds {n}: give a row for each, or one list")
-    arms = [Arm(name, cache) for name, cache in (rivals(start, batch, ids.shape[1]) if beside else ())]
+    arms = [Arm(name, cache) for name, cache in rivals(start, batch, ids.shape[1], beside)]
     for asked in caches:
         held = _allocated(model)
         cache = start.again(**asked)

@@ -72,7 +72,7 @@ def _feed(model, cache: ReversibleCache, token: int, written: dict) -> int | Non
         return None
     for i, layer in enumerate(cache.paged):
         for row in range(layer.n_rows):
-            written[i * layer.n_kv + row, n] = _sha256(layer.pool.keys[row, -1], layer.pool.values[row, -1])
+            written[i * layer.n_kv + row, n] = _sha256(*(x[row] for x in layer.pool.open))
     return n
 
 
@@ -120,8 +120,8 @@ def _fast(cache: ReversibleCache, head: int, page: int) -> tuple[torch.Tensor, t
     """Keys and values of a resident page, from its slot."""
     n_kv = cache.paged[0].n_kv
     pool = cache.paged[head // n_kv].pool
-    slot = int(pool.slot_of[head % n_kv, page])
-    return pool.keys[head % n_kv, slot], pool.values[head % n_kv, slot]
+    keys, values = pool.take(pool.slot_of[:, page : page + 1])
+    return keys[head % n_kv, 0], values[head % n_kv, 0]
 
 
 def _sha256(keys: torch.Tensor, values: torch.Tensor) -> str:

@@ -24,6 +24,7 @@ from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer, Sizes
 from wakekv.cache.reading import How
 from wakekv.cache.settings import Settings
+from wakekv.cache.shared import Shared
 from wakekv.cache.steps import Steps, windowed
 from wakekv.demand import Demand
 from wakekv.errors import CacheError, InputError
@@ -248,11 +249,13 @@ class ReversibleCache(Cache):
         """Bytes by tier: on the fast one pages (and open pages), digests, tables, windows; slow: pages held there, and
         notes, what policies are told of pages."""
         paged = [layer for layer in self.paged if layer.is_initialized]
+        pools = [layer.pool for layer in paged]
+        stores = {pool.store for pool in pools if isinstance(pool, Shared)}
         windows = [x for layer in self.layers if layer not in self.paged for x in (layer.keys, layer.values)]
         return {
-            "pages": sum(layer.pool.n_bytes for layer in paged),
+            "pages": sum(x.n_bytes for x in (*pools, *stores)),
             "digests": sum(x.numel() * x.element_size() for layer in paged for x in (layer.digests, layer.reach)),
-            "tables": sum(layer.pool.n_table_bytes for layer in paged),
+            "tables": sum(pool.n_table_bytes for pool in pools),
             "windows": sum(x.numel() * x.element_size() for x in windows if x is not None),
             "slow": sum(int(layer.reservoir.held.sum()) * layer.reservoir.page_bytes for layer in paged),
             "notes": sum(x.numel() * x.element_size() for layer in paged for x in (layer.means, layer.prompt_rows)),

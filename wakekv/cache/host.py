@@ -86,7 +86,6 @@ class Host:
             for layer, target in zip(self.layers, targets, strict=True):
                 rows, pages = torch.nonzero(target, as_tuple=True)
                 if len(rows):
-                    layer.pool.room(int(target.sum(1).max()))
                     layer.pool.place(rows, pages, *self.fetch(layer, rows, pages), self.stamps(-1) + pages)
         except BaseException:
             for layer in self.layers:
@@ -97,7 +96,7 @@ class Host:
                 destroy_absent(layer)
 
     def first_pages(self) -> list[torch.Tensor]:
-        """bool [row, page] a layer: what is resident as decoding begins."""
+        """bool [row, page] a layer: what is resident as decoding begins. The pools have room for it then."""
         raise NotImplementedError
 
     def stamps(self, step: int) -> int:
@@ -121,16 +120,16 @@ class Host:
         """A layer wants the n pages of highest score (see `choose`) in this step."""
         if layer.index not in self._before:
             self._before[layer.index] = layer.pool.tables()
-        self._wanted[layer.index] = choose(score, n, self._before[layer.index][1], among)
+        self._wanted[layer.index] = choose(score, n, self._before[layer.index][0], among)
         self.bring(layer, self._wanted[layer.index])
 
-    def fetch(self, layer: PagedLayer, rows, pages, slots=None) -> tuple[torch.Tensor, ...] | None:
-        """Keys and values of pages in the slow tier, and the price in the books; straight into slots of the pool if
-        those are given, all as numpy arrays then."""
-        if slots is None:
+    def fetch(self, layer: PagedLayer, rows, pages, places=None) -> tuple[torch.Tensor, ...] | None:
+        """Keys and values of pages in the slow tier, and the price in the books; straight into places of the pool's
+        words if those are given, all as numpy arrays then."""
+        if places is None:
             got = layer.reservoir.read(rows, pages)
         else:
-            got = layer.reservoir.move(rows, pages, slots, layer.pool.words())
+            got = layer.reservoir.move(rows, pages, places, layer.pool.words())
         self.books.fetched += len(pages)
         self.books.fetched_bytes += len(pages) * layer.reservoir.page_bytes
         return got
@@ -205,10 +204,9 @@ class Host:
         self.firsts = [self.firsts[b] for b in index]
 
 
-def put_open(layer: PagedLayer, rows: torch.Tensor, page: int, stamps: torch.Tensor) -> None:
+def put_open(layer: PagedLayer, rows: torch.Tensor, page: int, stamps: torch.Tensor | None = None) -> None:
     """Give the page just closed, whose bytes the open place still has, a slot in some rows."""
-    pool = layer.pool
-    pool.place(rows, torch.full_like(rows, page), pool.keys[rows, -1], pool.values[rows, -1], stamps)
+    layer.pool.place(rows, torch.full_like(rows, page), *(x[rows] for x in layer.pool.open), stamps)
 
 
 def destroy_absent(layer: PagedLayer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
@@ -20,10 +21,12 @@ from wakekv.cache.reading import (
     digest,
     in_blocks,
     over_arrays,
+    over_blocks,
     over_slots,
     page_weights,
 )
 from wakekv.cache.reservoir import Reservoir
+from wakekv.cache.shared import Shared
 from wakekv.errors import CacheError
 from wakekv.trace import PROMPT_ROWS
 
@@ -63,7 +66,7 @@ class PagedLayer(CacheLayerMixin):
         batch, n_kv, _, d = key_states.shape
         self.n_kv, self.n_rows = n_kv, batch * n_kv
         like, n_pages = (key_states, value_states), self.sizes.n_pages
-        self.pool = Pool(self.n_rows, n_pages, self.sizes.page, like)
+        self.pool: Pool | Shared = Pool(self.n_rows, n_pages, self.sizes.page, like)
         self.reservoir = Reservoir(self.n_rows, n_pages, self.sizes.page, like, self.sizes.folder)
         self.digests = key_states.new_zeros(self.n_rows, n_pages, 2 * d)
         self.reach = torch.zeros(self.n_rows, n_pages, device=key_states.device)
@@ -88,8 +91,8 @@ class PagedLayer(CacheLayerMixin):
             )
         self.held = key_states, value_states
         if key_states.shape[2] == 1:
-            self.pool.keys[:, -1, self.n_open] = key_states[:, :, 0].flatten(0, 1)
-            self.pool.values[:, -1, self.n_open] = value_states[:, :, 0].flatten(0, 1)
+            for written, new in zip(self.pool.open, self.held):
+                written[:, self.n_open] = new[:, :, 0].flatten(0, 1)
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -129,8 +132,14 @@ class PagedLayer(CacheLayerMixin):
         return pages >= (self.n_pad // self.sizes.page)[:, None]
 
     def over_slots(self, query: torch.Tensor, how: How) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of this step's queries [row, group, d] over the slots and the open page: (out, scores)."""
+        """Attention of this step's queries [row, group, d] over resident pages and the open one: (out, scores)."""
         pool = self.pool
+        if isinstance(pool, Shared):
+            if loops.serves(query, *pool.open):
+                pads = np.zeros(self.n_rows, np.int64) if self.n_pad is None else self.n_pad.numpy()
+                return over_blocks(query, pool.arrays(), self.n_closed, self.n_open + 1, pads, how)
+            keys, values, seen = self.in_order()
+            return over_slots(query, keys, values, None if seen is None else ~seen, how)
         n = pool.n_slots * self.sizes.page + self.n_open + 1
         if loops.serves(query, pool.keys):
             return over_arrays(query, *pool.tokens(), n, self._hidden(n), how)
@@ -149,23 +158,22 @@ class PagedLayer(CacheLayerMixin):
         return torch.cat([hidden.flatten(1), written], 1)[:, :n]
 
     def in_order(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Keys and values [sequence, kv_head, token, d] of slots and open page in the order of the text, and a mask
-        [sequence, kv_head, 1, token], True where there is something; None if there is everywhere."""
+        """Keys and values [row, token, d] of resident pages and the open one in the order of the text, and a mask
+        [row, token], True where there is something; None if there is everywhere."""
         pool, page = self.pool, self.sizes.page
-        order = torch.where(pool.page_of == EMPTY, torch.iinfo(torch.int64).max, pool.page_of).argsort(
-            dim=1, stable=True
+        there = pool.slot_of[:, : self.n_closed] != EMPTY
+        pages = (~there).byte().argsort(dim=1, stable=True)[:, : int(there.sum(1).max())]
+        where = pool.slot_of.gather(1, pages)
+        n = pages.shape[1] * page + self.n_open + 1
+        keys, values = (
+            torch.cat([x.flatten(1, 2), y], 1)[:, :n] for x, y in zip(pool.take(where), pool.open, strict=True)
         )
-        order = order[:, : int((pool.page_of != EMPTY).sum(1).max())]
-        order = torch.cat([order, order.new_full((self.n_rows, 1), pool.n_slots)], 1)
-        n = (order.shape[1] - 1) * page + self.n_open + 1
-        rows = torch.arange(self.n_rows, device=order.device)[:, None]
-        keys, values = (x[rows, order].flatten(1, 2)[:, :n] for x in (pool.keys, pool.values))
-        hidden = self._hidden((pool.n_slots + 1) * page)
-        seen = None
-        if hidden is not None:
-            seen = ~hidden.unflatten(1, (-1, page))[rows, order].flatten(1)[:, :n]
-            seen = None if bool(seen.all()) else seen.view(-1, self.n_kv, 1, n)
-        return keys.view(-1, self.n_kv, *keys.shape[1:]), values.view(-1, self.n_kv, *values.shape[1:]), seen
+        seen = torch.nn.functional.pad(where != EMPTY, (0, 1), value=True).repeat_interleave(page, 1)[:, :n]
+        if self.n_pad is not None:
+            pages = torch.nn.functional.pad(pages, (0, 1), value=self.n_closed)
+            at = pages[:, :, None] * page + torch.arange(page, device=pages.device)
+            seen &= (at >= self.n_pad[:, None, None]).flatten(1)[:, :n]
+        return keys, values, None if bool(seen.all()) else seen
 
     def attend_all(self, query: torch.Tensor, how: How) -> torch.Tensor:
         """Attention of a pass of many tokens, queries [row, group, query, d], over every page not destroyed and the
@@ -197,8 +205,7 @@ class PagedLayer(CacheLayerMixin):
 
     def _tail(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The open page's tokens and those of this pass, [row, token, d]."""
-        mine = (self.pool.keys, self.pool.values)
-        return tuple(torch.cat([x[:, -1, : self.n_open], y.flatten(0, 1)], 1) for x, y in zip(mine, self.held))
+        return tuple(torch.cat([x[:, : self.n_open], y.flatten(0, 1)], 1) for x, y in zip(self.pool.open, self.held))
 
     def keep(self, query: torch.Tensor, how: How, note_rows: bool) -> None:
         """Write the full pages of a pass of many tokens to the reservoir, where they count once it advances."""
@@ -241,10 +248,11 @@ class PagedLayer(CacheLayerMixin):
         if self._coming is not None:
             n, keys, values, rows = self._coming
             self.n_closed, self.n_open = self.n_closed + n, keys.shape[1]
-            self.pool.keys[:, -1, : self.n_open], self.pool.values[:, -1, : self.n_open] = keys, values
+            for written, new in zip(self.pool.open, (keys, values)):
+                written[:, : self.n_open] = new
             self.prompt_rows = self.prompt_rows if rows is None else rows
         elif self.closing:
-            self._write(self.n_closed, self.pool.keys[:, -1:], self.pool.values[:, -1:])
+            self._write(self.n_closed, *(x[:, None] for x in self.pool.open))
             self.n_closed, self.n_open = self.n_closed + 1, 0
         else:
             self.n_open += 1

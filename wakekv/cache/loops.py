@@ -52,47 +52,101 @@ def tokens(x: torch.Tensor) -> np.ndarray:
 
 
 def words(x: torch.Tensor) -> np.ndarray:
-    """[row, page, word] over the memory of pages [row, page, token, d]: words of 8 bytes if those make a page, else
-    of one."""
-    x = x.flatten(2)
-    whole = x.shape[2] * x.element_size() % 8 == 0
+    """[..., word] over the memory of pages [..., token, d]: words of 8 bytes if those make a page, else of one."""
+    x = x.flatten(-2)
+    whole = x.shape[-1] * x.element_size() % 8 == 0
     return x.view(torch.int64 if whole else torch.uint8).numpy()
+
+
+def places(x: torch.Tensor) -> np.ndarray:
+    """[place, word] over the memory of pages [row, slot, token, d], row by row."""
+    return words(x.flatten(0, 1))
+
+
+@njit(cache=True, fastmath=True, error_model="numpy")
+def _product(query, keys, n, scaling, out, at):
+    """out [query, at + token]: scaled products of queries [query, d] and the first n keys [token, d]."""
+    n_queries, d = query.shape
+    for t in range(n):
+        for g in range(n_queries):
+            total = np.float32(0)
+            for i in range(d):
+                total += query[g, i] * keys[t, i]
+            out[g, at + t] = total * scaling
+
+
+@njit(cache=True, fastmath=True, error_model="numpy")
+def _mix(weights, at, values, n, out):
+    """out [query, d] gains the first n values [token, d] under weights [query, at + token]."""
+    n_queries, d, even = len(weights), values.shape[1], n // 4 * 4
+    for t in range(0, even, 4):
+        for g in range(n_queries):
+            a, b, c, e = weights[g, at + t], weights[g, at + t + 1], weights[g, at + t + 2], weights[g, at + t + 3]
+            for i in range(d):
+                out[g, i] += a * values[t, i] + b * values[t + 1, i] + c * values[t + 2, i] + e * values[t + 3, i]
+    for t in range(even, n):
+        for g in range(n_queries):
+            for i in range(d):
+                out[g, i] += weights[g, at + t] * values[t, i]
 
 
 @njit(cache=True, fastmath=True, error_model="numpy")
 def products(query, keys, n, scaling, out):
     """out [row, query, token]: scaled products of queries [row, query, d] and the first n keys [row, token, d]."""
-    n_rows, n_queries, d = query.shape
-    for r in range(n_rows):
-        for t in range(n):
-            for g in range(n_queries):
-                total = np.float32(0)
-                for i in range(d):
-                    total += query[r, g, i] * keys[r, t, i]
-                out[r, g, t] = total * scaling
+    for r in range(len(query)):
+        _product(query[r], keys[r], n, scaling, out[r], 0)
 
 
 @njit(cache=True, fastmath=True, error_model="numpy")
 def mixtures(weights, values, out):
     """out [row, query, d]: values [row, token, d], of which there may be more, under weights [row, query, token]."""
-    n_rows, n_queries, n = weights.shape
-    d, even = values.shape[2], n // 4 * 4
-    for r in range(n_rows):
+    for r in range(len(weights)):
         out[r] = 0
-        for t in range(0, even, 4):
-            for g in range(n_queries):
-                a, b, c, e = weights[r, g, t], weights[r, g, t + 1], weights[r, g, t + 2], weights[r, g, t + 3]
-                for i in range(d):
-                    out[r, g, i] += (
-                        a * values[r, t, i]
-                        + b * values[r, t + 1, i]
-                        + c * values[r, t + 2, i]
-                        + e * values[r, t + 3, i]
-                    )
-        for t in range(even, n):
-            for g in range(n_queries):
-                for i in range(d):
-                    out[r, g, i] += weights[r, g, t] * values[r, t, i]
+        _mix(weights[r], 0, values[r], weights.shape[2], out[r])
+
+
+@njit(cache=True)
+def most(slot_of, n):
+    """The most of the first n pages that a row of slot_of [row, page] has somewhere."""
+    found = 0
+    for r in range(len(slot_of)):
+        here = 0
+        for p in range(n):
+            here += slot_of[r, p] != NOWHERE
+        found = max(found, here)
+    return found
+
+
+@njit(cache=True)
+def block_products(query, keys, slot_of, n, open_keys, n_open, pads, scaling, out):
+    """As products, over those of a row's first n pages that are in a block of keys [block, token, d], in the order of
+    the text, and then n_open tokens of open_keys [row, token, d]; -inf for a row's first pads [row] tokens, which are
+    padding, and where a row has no more."""
+    page = keys.shape[1]
+    for r in range(len(query)):
+        at = 0
+        for p in range(n):
+            if slot_of[r, p] != NOWHERE:
+                _product(query[r], keys[slot_of[r, p]], page, scaling, out[r], at)
+                out[r, :, at : at + max(0, min(page, pads[r] - p * page))] = -np.inf
+                at += page
+        _product(query[r], open_keys[r], n_open, scaling, out[r], at)
+        out[r, :, at : at + max(0, min(n_open, pads[r] - n * page))] = -np.inf
+        out[r, :, at + n_open :] = -np.inf
+
+
+@njit(cache=True)
+def block_mixtures(weights, values, slot_of, n, open_values, n_open, out):
+    """As mixtures, over values [block, token, d] and open_values [row, token, d] in the order of block_products."""
+    page = values.shape[1]
+    for r in range(len(weights)):
+        at = 0
+        out[r] = 0
+        for p in range(n):
+            if slot_of[r, p] != NOWHERE:
+                _mix(weights[r], at, values[slot_of[r, p]], page, out[r])
+                at += page
+        _mix(weights[r], at, open_values[r], n_open, out[r])
 
 
 @njit(cache=True, fastmath=True, error_model="numpy")
@@ -166,12 +220,12 @@ def assign(page, real, come, base, slot_of, stamp, rows, pages, slots, stamps):
 
 
 @njit(cache=True)
-def copy(source, into, rows, pages, slots):
-    """Pages, [row, page, word], from one tier into the slots of another."""
+def copy(source, into, rows, pages, places):
+    """Pages, [row, page, word], from one tier into places, [place, word], of another."""
     for j in range(len(rows)):
-        r, a, b = rows[j], pages[j], slots[j]
+        r, a, b = rows[j], pages[j], places[j]
         for i in range(source.shape[2]):
-            into[r, b, i] = source[r, a, i]
+            into[b, i] = source[r, a, i]
 
 
 @njit(cache=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from wakekv.cache.loops import Views, tokens, words
+from wakekv.cache.loops import Views, places, tokens
 
 EMPTY = -1
 
@@ -32,6 +32,16 @@ class Pool:
     @property
     def n_slots(self) -> int:
         return self.page_of.shape[1]
+
+    @property
+    def open(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [row, token, d] of the open page, themselves."""
+        return self.keys[:, -1], self.values[:, -1]
+
+    def take(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [row, n, token, d] in slots [row, n]; anything for EMPTY."""
+        rows = torch.arange(len(slots), device=slots.device)[:, None]
+        return self.keys[rows, slots], self.values[rows, slots]
 
     def room(self, n: int) -> None:
         """At least n empty slots in every row, in new memory if need be."""
@@ -80,21 +90,21 @@ class Pool:
         return of("page_of", self.page_of), of("slot_of", self.slot_of), of("stamp", self.stamp)
 
     def words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values as `loops.words`."""
-        return self.views.of("key words", self.keys, words), self.views.of("value words", self.values, words)
+        """Keys and values as `loops.places`; the place of a slot is row * (n_slots + 1) + slot."""
+        return self.views.of("key words", self.keys, places), self.views.of("value words", self.values, places)
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values as `loops.tokens`: slots, then the open page."""
         return self.views.of("keys", self.keys, tokens), self.views.of("values", self.values, tokens)
 
     def tables(self) -> tuple[torch.Tensor, ...]:
-        """A copy of the tables, to go back to."""
-        return self.page_of.clone(), self.slot_of.clone(), self.stamp.clone()
+        """A copy of the tables, slot_of first, to go back to."""
+        return self.slot_of.clone(), self.page_of.clone(), self.stamp.clone()
 
     def restore(self, tables: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Go back to those tables, but for slots whose page was overwritten since: they are left empty, and returned as
         (rows, pages, stamps), to be placed again."""
-        page_of, slot_of, stamp = tables
+        slot_of, page_of, stamp = tables
         grown = self.n_slots - page_of.shape[1]
         blank = page_of.new_full((len(page_of), grown), EMPTY)
         page_of, stamp = torch.cat([page_of, blank], 1), torch.cat([stamp, blank], 1)

@@ -80,6 +80,23 @@ def over_arrays(
     return out, scores
 
 
+def over_blocks(
+    query: torch.Tensor, arrays: tuple[np.ndarray, ...], n: int, n_open: int, pads: np.ndarray, how: How
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same over `Shared.arrays`, each row's pages among the first n and then n_open tokens of its open page,
+    compiled; pads int64 [row]: tokens of padding on the left. Scores are -inf where a row has fewer tokens."""
+    keys, values, slot_of, open_keys, open_values = arrays
+    width = loops.most(slot_of, n) * keys.shape[1] + n_open
+    scores, out = query.new_empty(*query.shape[:2], width), query.new_empty(*query.shape[:2], values.shape[2])
+    asked, scaling = query.contiguous().numpy(), np.float32(how.scaling)
+    loops.block_products(asked, keys, slot_of, n, open_keys, n_open, pads, scaling, scores.numpy())
+    if how.softcap is not None:
+        nothing = scores == -torch.inf
+        how.capped(scores).masked_fill_(nothing, -torch.inf)
+    loops.block_mixtures(torch.softmax(scores, -1).numpy(), values, slot_of, n, open_values, n_open, out.numpy())
+    return out, scores
+
+
 def in_blocks(query: torch.Tensor, blocks, how: How) -> torch.Tensor:
     """[row, group, query, d]: softmax attention of queries [row, group, query, d] over all blocks, held one at a time.
 

@@ -16,15 +16,17 @@ MODES, KERNELS = ("exact", "lagged", "eps"), ("matmul", "sdpa")
 class Settings:
     """The arguments of a ReversibleCache beside the model's configuration; InputError for those that do not fit.
 
-    budget        pages per KV head on the fast tier, beside the open page; or budget_bytes for all of them together
+    budget        pages per KV head on the fast tier, beside the open page; or budget_bytes for all of them together.
+                  Under a policy of scope "layer" or "model" the heads of a layer, or all, share so many pages each in
+                  one pool a sequence, and hold what the policy gives them
     policy        a name in POLICIES, or a Policy: which pages stay. evict is reactive with reversible=False. One that
                   is offline must be `held_out` first.
     mode          "exact": every step ranks all pages by their key bounds, brings the `wants` best, then attends;
                   "lagged": attends first, ranks after every `every` steps, for the next step;
                   "eps": as exact, and fetches on until the error of the output that the pages left out could cause
                   (a bound, as a length of the output of each head) is at most `eps`; 0 is the full cache.
-                  Attention reads the slots: under recency what the step's trim leaves, under other policies, which
-                  trim as the step ends, what was resident and what was brought
+                  Attention reads the fast tier: under recency what the step's trim leaves, under other policies, which
+                  trim as the step ends, what was resident and what was brought, for which there is room meanwhile
     wants         pages a KV head wants in a step; no more than the budget are
     page          tokens a page;  max_tokens: the most tokens a sequence can have (default: the model's own limit)
     block         tokens read at once by a pass of many tokens: prefill in chunks of this size needs no more fast memory

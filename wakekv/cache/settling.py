@@ -1,5 +1,9 @@
 """The host for any policy: wanted pages come beside those resident, and as the step ends the policy says, through a
-Ledger, which of all stay. Until then a pool holds the budget and what the step brought."""
+Ledger, which of all stay. Until then the fast tier holds the budget and what the step brought.
+
+All layers share one store, so a page of memory goes to whichever head the policy gives it; a budget is shared within
+one sequence.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ import copy
 
 import torch
 
+from wakekv.cache import loops
 from wakekv.cache.host import Host, Wanted, destroy_absent, put_open
 from wakekv.cache.layer import PagedLayer
 from wakekv.cache.pool import EMPTY
+from wakekv.cache.shared import Shared, Store
 from wakekv.residency import Residency
 
 
@@ -18,17 +24,23 @@ class Settling(Host):
 
     def first_pages(self) -> list[torch.Tensor]:
         self.rules = [Residency(wants, self.policy, self.budget) for wants in self.wants]
-        return [self._target(self.rules, i) for i in range(len(self.layers))]
+        targets, self.stores = self._targets(self.rules), {}
+        for layer in self.layers:
+            kind = tuple((x.shape[1:], x.dtype, x.device) for x in layer.pool.open)  # pages of one kind share
+            store = self.stores.setdefault(kind, Store(layer.pool.open))
+            layer.pool = Shared(store, layer.sizes.n_pages, layer.pool.open)
+        for store in self.stores.values():
+            store.room(sum(int(t.sum()) for x, t in zip(self.layers, targets, strict=True) if x.pool.store is store))
+        return targets
 
-    def _target(self, rules: list[Residency], i: int) -> torch.Tensor:
-        """bool [row, page]: what the rules have resident in the i-th layer."""
-        layer = self.layers[i]
-        heads, n = slice(i * layer.n_kv, (i + 1) * layer.n_kv), layer.n_closed
-        target = torch.zeros(layer.n_rows, n, dtype=torch.bool)
-        for b, (rule, skip) in enumerate(zip(rules, self.firsts, strict=True)):
-            rows = slice(b * layer.n_kv, (b + 1) * layer.n_kv)
-            target[rows, skip:] = torch.from_numpy(rule.resident[heads, : n - skip])
-        return target.to(layer.digests.device)
+    def _targets(self, rules: list[Residency]) -> list[torch.Tensor]:
+        """bool [row, page] a layer: what the rules have resident."""
+        first, n = self.layers[0], self.layers[0].n_closed
+        resident = torch.zeros(len(rules), len(self.layers) * first.n_kv, n, dtype=torch.bool)
+        for own, rule, skip in zip(resident, rules, self.firsts, strict=True):
+            own[:, skip:] = torch.from_numpy(rule.resident[:, : n - skip])
+        rows = resident.unflatten(1, (-1, first.n_kv)).transpose(0, 1).flatten(1, 2)  # [layer, row, page]
+        return [target.to(layer.digests.device) for target, layer in zip(rows, self.layers, strict=True)]
 
     def bring(self, layer: PagedLayer, wanted: Wanted) -> None:
         if self.lagged:
@@ -40,9 +52,11 @@ class Settling(Host):
         if len(rows):
             pages, self.stalled = wanted.page[rows, at], True
             with self.books.timing("stall_s"):
-                got = self.fetch(layer, rows, pages)
-                layer.pool.room(int(torch.bincount(rows).max()))
-                layer.pool.place(rows, pages, *got, torch.zeros_like(pages))
+                if loops.hosted(pages):
+                    blocks = layer.pool.enter(rows, pages)
+                    self.fetch(layer, *(x.numpy() for x in (rows, pages, blocks)))
+                else:
+                    layer.pool.place(rows, pages, *self.fetch(layer, rows, pages))
 
     def settle(self, step: int, last: int | None, absent: int) -> int:
         n = self.layers[0].n_closed
@@ -51,6 +65,8 @@ class Settling(Host):
         misses = sum(int(rule.step().missed.sum()) for rule in rules)
         self._apply(rules, last)
         self.rules = rules
+        for store in self.stores.values():
+            store.fit([layer.pool for layer in self.layers if layer.pool.store is store], spare=absent)
         return misses
 
     @staticmethod
@@ -62,8 +78,7 @@ class Settling(Host):
     def _apply(self, rules: list[Residency], last: int | None) -> None:
         """Move pages until those are resident that the rules say; first all that can fail."""
         n, plans = self.layers[0].n_closed, []
-        for i, layer in enumerate(self.layers):
-            target = self._target(rules, i)
+        for layer, target in zip(self.layers, self._targets(rules), strict=True):
             add = target & (layer.pool.slot_of[:, :n] == EMPTY)
             written = None
             if last is not None:  # its bytes are still in the open place
@@ -76,11 +91,9 @@ class Settling(Host):
             pool = layer.pool
             pool.free(*torch.nonzero(~target & (pool.slot_of[:, :n] != EMPTY), as_tuple=True))
             if got is not None:
-                pool.room(int(torch.bincount(rows).max()))
-                pool.place(rows, pages, *got, torch.zeros_like(pages))
+                pool.place(rows, pages, *got)
             if written is not None and len(written):
-                pool.room(1)
-                put_open(layer, written, last, torch.zeros_like(written))
+                put_open(layer, written, last)
             if not self.policy.reversible:
                 destroy_absent(layer)
 

@@ -47,8 +47,8 @@ class Steps:
         score = self._rank(layer, grouped, how) if due and mode != "lagged" else None
         with self.books.timing("attend_s"):
             if self.settings.kernel == "sdpa" and how.softcap is None:
-                keys, values, seen = layer.in_order()
-                seen = None if seen is None else seen.repeat_interleave(query.shape[1] // layer.n_kv, 1)
+                keys, values, seen = (None if x is None else x.unflatten(0, (-1, layer.n_kv)) for x in layer.in_order())
+                seen = None if seen is None else seen.repeat_interleave(query.shape[1] // layer.n_kv, 1)[:, :, None]
                 out = sdpa_attention_forward(module, query, keys, values, seen, scaling=how.scaling)[0]
             else:
                 out, scores = layer.over_slots(grouped, how)
@@ -93,7 +93,7 @@ class Steps:
             most = torch.logsumexp(score.masked_fill(there[:, None], -torch.inf), -1) + math.log(layer.sizes.page)
             share = torch.sigmoid(most - torch.logsumexp(scores, -1))  # [row, group]
             reach = layer.reach[:, : layer.n_closed]
-            open_reach = layer.pool.values[:, -1, : layer.n_open + 1].float().norm(dim=-1).amax(1)
+            open_reach = layer.pool.open[1][:, : layer.n_open + 1].float().norm(dim=-1).amax(1)
             longest = (reach * left).amax(1) + torch.maximum((reach * there).amax(1), open_reach)
             short = left.any(1) if eps == 0 else (share.amax(1) * longest > eps) & left.any(1)
             if not bool(short.any()):

@@ -52,7 +52,7 @@ class Swapping(Host):
             self.stalled = True
             with self.books.timing("stall_s"):
                 rows, pages, slots, stamps = found[:, :n]
-                self.fetch(layer, rows, pages, slots)
+                self.fetch(layer, rows, pages, rows * (pool.n_slots + 1) + slots)
                 gaps = loops.enter(rows, pages, slots, stamps, *tables)
                 pool.gaps = pool.gaps and gaps
 
