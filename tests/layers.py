@@ -13,9 +13,9 @@ CORE = ["errors", "files", "verdicts", "trace", "sound", "kernels", "demand", "p
         "served"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
-METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "cache",
-         "quality", "longbench", "rivals", "system", "links", "plan", "witness", "trials", "spotcheck"]  # fmt: skip
-ENGINE = ["vllm", "serving", "table2"]  # + vllm, where an engine runs: tests/engine
+METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "mapped", "cache", "quality",
+         "longbench", "loads", "rivals", "system", "links", "plan", "witness", "trials", "tiers", "spotcheck"]  # fmt: skip
+ENGINE = ["vllm", "serving", "generation", "table2"]  # + vllm, where an engine runs: tests/engine
 RUN = ["claims", "artifact", "document", "sources", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "site", "reviewing", "__main__"]  # fmt: skip
 RINGS = [CORE, PICTURES, METAL, ENGINE, RUN]

@@ -16,6 +16,7 @@ from .offload import ArkVale, FlexiCache, Frozen, HeadInfer, InfiniGen, Quest, S
 from .policy import Policy
 from .pooled import Commons, Pooled
 from .roles import DuoAttention, HeadKV, MoA, RazorAttention
+from .spindle import SpindleKV, SpindleMax
 
 __all__ = ["POLICIES", "Ledger", "Policy"]
 
@@ -48,12 +49,14 @@ POLICIES: dict[str, Policy] = {
     "lava": LAVa(),
     "dynamickv": DynamicKV(),
     "pyramidkv": PyramidKV(),
+    "spindlekv": SpindleKV(),
     # pages are destroyed while decoding
     "rkv": RKV(),
     "rkv-importance": RKV(lam=1.0),
     "reasonalloc": ReasonAlloc(),
     "gkv": GKV(),
     "gkv-blend": GKVBlend(),
+    "spindlekv-max": SpindleMax(),
     "thinkv": ThinKV(),
     "scope": SCOPE(),
     "h2o": H2O(),
