@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from wakekv.cache import loops
-from wakekv.errors import CacheError, InputError
+from wakekv.errors import CacheError
+from wakekv.mapped import mapped
 
 TRIES = 3  # how often a read is tried before it is given up
 
@@ -112,16 +111,4 @@ class Reservoir:
 def _room(shape: tuple[int, ...], like: torch.Tensor, folder: Path | None) -> torch.Tensor:
     if folder is None:
         return torch.empty(shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
-    n = torch.Size(shape).numel()
-    try:
-        handle, name = tempfile.mkstemp(suffix=".pages", dir=folder)
-    except OSError as error:
-        raise InputError(
-            f"no file for pages can be made in {folder} ({error.strerror}): name another folder"
-        ) from error
-    try:
-        os.ftruncate(handle, max(1, n * like.element_size()))
-        return torch.from_file(name, shared=True, size=n, dtype=like.dtype).view(shape)
-    finally:
-        os.close(handle)
-        os.unlink(name)  # the mapping keeps the bytes; nothing is left behind when it goes
+    return mapped(shape, like.dtype, folder)

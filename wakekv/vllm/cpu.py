@@ -5,11 +5,9 @@ Passes of many tokens read the file through the page cache; requests that decode
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +26,7 @@ from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from wakekv.errors import InputError
+from wakekv.mapped import mapped
 from wakekv.vllm.backend import Split, SplitBuilder, checked
 from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings
@@ -159,27 +158,8 @@ class InFile(TorchFunctionMode):
             and isinstance(args[0], int)
         ):
             self.made += 1
-            return mapped(args[0], Path(self.folder))
+            return mapped(args, torch.int8, self.folder)
         return function(*args, **kwargs)
-
-
-def mapped(n: int, folder: Path) -> torch.Tensor:
-    """n bytes, zero, of a file in a folder. InputError if there is no room for it."""
-    try:
-        handle, name = tempfile.mkstemp(suffix=".pages", dir=folder)
-    except OSError as error:
-        raise InputError(
-            f"no file for pages can be made in {folder} ({error.strerror}): name another folder"
-        ) from error
-    try:
-        room = os.statvfs(folder)
-        if room.f_bavail * room.f_frsize < n:
-            raise InputError(f"{folder} has no room for a reservoir of {n / 2**30:.1f} GiB: name another folder")
-        os.ftruncate(handle, n)
-        return torch.from_file(name, shared=True, size=n, dtype=torch.int8)
-    finally:
-        os.close(handle)
-        os.unlink(name)
 
 
 class Worker(Remote, CPUWorker):
