@@ -23,21 +23,15 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from wakekv import serving
+from wakekv import loads, serving
+from wakekv.files import write_json
 from wakekv.models import fetch
-from wakekv.prompts import build
-
-
-def calibration(tokenizer, length: int, n_tokens: int) -> serving.Load:
-    """Conversations, to profile heads on: another text than the passages."""
-    prompts = [build("multiturn", tokenizer, seed=seed, length=1200).tokens[:length] for seed in range(4)]
-    return serving.Load("multiturn", tuple(map(tuple, prompts)), n_tokens)
 
 
 def measured(pair: serving.Pair, tokenizer, context: int, profile: list[int], asked) -> tuple[dict, dict]:
     """(numbers by name, every repeat's rows) at one context."""
-    both = serving.bundled(tokenizer, asked.requests, context + asked.tokens, asked.tokens)
-    load = serving.Load(both.source, tuple(p[:context] for p in both.prompts), asked.tokens)
+    both = loads.bundled(tokenizer, asked.requests, context + asked.tokens, asked.tokens)
+    load = loads.Load(both.source, tuple(p[:context] for p in both.prompts), asked.tokens)
     texts = [p[context:] for p in both.prompts]
     ours = {"budget": asked.budget, "page": asked.page}
     flexi = {**ours, "mode": "flexicache", "every": 16, "timing": "lagged", "profile": profile}
@@ -82,7 +76,7 @@ def main() -> None:
     found = {"hardware": serving.hardware(), "model": asked.model, "asked": vars(asked)}
     every = []
     with serving.Pair(folder, page=asked.page, **start) as pair:
-        other = calibration(tokenizer, min([1024, *asked.contexts]), asked.tokens)
+        other = loads.calibration(tokenizer, min([1024, *asked.contexts]), asked.tokens)
         profile = serving.profiled(pair, other, asked.budget, asked.page)
         found["profile"] = profile
         for context in asked.contexts:
@@ -91,7 +85,7 @@ def main() -> None:
             every.append(rows)
     if asked.out:
         Path(asked.out).parent.mkdir(parents=True, exist_ok=True)
-        serving.save(Path(asked.out), {**found, "measured": every})
+        write_json(Path(asked.out), {**found, "measured": every})
     print(json.dumps(found) if asked.json else "\n".join(f"{name:<24}{value}" for name, value in found.items()))
 
 

@@ -142,6 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, metavar="N", help="batches of each configuration")
     add("--prompts", metavar="FILE", help="JSON lines with input, prompt or context, or any text")
     add("--longbench", nargs="+", metavar="FILE", help="files of the benchmark, to be answered and scored")
+    add("--samples", type=int, metavar="N", help="the first N of each of these (30)")
+    add("--needles", type=int, metavar="N", help="without such files: prompts of our own to be answered")
     add("--only", default="", metavar="NAME,NAME", help="these configurations, stock among them (all)")
     add("--out", metavar="DIR", help="one JSON a configuration (runs/system/<engine>-<profile>)")
     add("--json", action="store_true", help="print one JSON object")

@@ -160,8 +160,9 @@ def system(options: argparse.Namespace) -> None:
     In the serving engine vLLM (the untouched one, dense; FlexiCache's rule; reactive residency ranking every 1 to 16
     steps; destructive), or with the cache for transformers. Configurations take turns; each has one JSON file in --out,
     and a run that was stopped goes on with what is left. Profiles: smoke (minutes), cpu (this machine), a30 (the
-    paper's run exactly; checks the GPU first). Without --prompts, passages of a bundled article, on which it is also
-    measured how far each configuration strays from the untouched engine.
+    paper's run exactly; checks the GPU first). Prompts are passages of a bundled article, or a file's. Beside time: how
+    far each strays from the untouched engine on the text that follows a prompt, and points for answers to LongBench's
+    questions or to needles, beside the untouched engine's own.
 
     examples:
       python -m wakekv system --profile smoke --out runs/mine/smoke

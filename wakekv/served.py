@@ -17,6 +17,7 @@ from wakekv.demand import Demand
 from wakekv.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
+GROWTH = ROOT / "benchmarks" / "results" / "growth.json"  # benchmarks/growth.py
 RECORDED = ROOT / "benchmarks" / "results" / "system-cpu"  # a sweep that was run once, with its hardware in each file
 EVERY = (1, 2, 4, 8, 16)
 PARTS = {  # of a decode step: what the plugin times, by its books
@@ -56,7 +57,8 @@ def rates(found: Mapping[str, Mapping]) -> pd.DataFrame:
     """A row a configuration: ratios of each repeat to the same repeat of another (median, lo and hi the extremes).
 
     whole: tokens over elapsed seconds, prefill included; decode: over a step's; decode_cpu: of its CPU seconds, which
-    other processes disturb less. vs_flexi, vs_stock: against which. kl, agreement with stock; stall_ms, miss_rate,
+    other processes disturb less. vs_flexi, vs_stock: against which. tokens_per_s, decode_tokens_per_s; kl, agreement
+    with stock; points (of 100, of the questions that were asked) and full_points, stock's; stall_ms, miss_rate,
     fetched_mb (a step), resident_mb, reached.
     """
     rows = []
@@ -73,12 +75,23 @@ def rates(found: Mapping[str, Mapping]) -> pd.DataFrame:
                 line[f"{what}_vs_{short}"] = float(np.median(ratios))
                 line[f"{what}_vs_{short}_lo"], line[f"{what}_vs_{short}_hi"] = min(ratios), max(ratios)
         line |= {"kl": row.get("quality", {}).get("kl_mean"), "agreement": row.get("quality", {}).get("agreement")}
+        line |= {"points": row.get("answers", {}).get("mean"), "full_points": row.get("answers", {}).get("full")}
+        line["as_full"] = row.get("answers", {}).get("as_full")
         middle = {key: value["median"] for key, value in row["summary"].items()}
-        line |= {"reached": middle["reached"], "stall_ms": 1e3 * middle.get("stall_s", np.nan)}
-        line |= {"miss_rate": middle.get("miss_rate"), "fetched_mb": middle.get("fetched_bytes", np.nan) / 1e6}
+        line |= {name: middle[name] for name in ("tokens_per_s", "decode_tokens_per_s", "reached")}
+        line |= {"stall_ms": 1e3 * middle.get("stall_s", np.nan), "miss_rate": middle.get("miss_rate")}
+        line |= {"fetched_mb": middle.get("fetched_bytes", np.nan) / 1e6}
         line |= {"resident_mb": middle.get("resident_bytes", np.nan) / 1e6}
         rows.append(line)
     return pd.DataFrame(rows)
+
+
+def as_text(found: Mapping[str, Mapping]) -> str:
+    """What the command prints of a sweep."""
+    names = ["configuration", "tokens_per_s", "whole_vs_stock", "decode_tokens_per_s", "decode_vs_stock",
+             "decode_vs_flexi", "stall_ms", "resident_mb", "kl", "points", "full_points"]  # fmt: skip
+    table = rates(found).reindex(columns=names).dropna(axis=1, how="all")
+    return table.to_string(index=False, na_rep="", float_format="{:.3f}".format)
 
 
 def table_2(found: Mapping[str, Mapping], published: Sequence[Mapping], predicted: Mapping | None) -> pd.DataFrame:
@@ -99,6 +112,7 @@ def table_2(found: Mapping[str, Mapping], published: Sequence[Mapping], predicte
         base = _median(found["flexicache"], "step_s") if "flexicache" in found else None
         line["decode, predicted"] = base / step if base and step else None
         line |= {"KL from dense": row["kl"], "same next token": row["agreement"]}
+        line |= {"points of 100": row["points"], "stock's points": row["full_points"]}
         rows.append(line)
     return pd.DataFrame(rows)
 
@@ -111,6 +125,22 @@ def parts(found: Mapping[str, Mapping]) -> pd.DataFrame:
         spent["the rest of the model"] = max(0.0, 1e3 * _median(row, "step_s") - sum(spent.values()))
         rows += [{"configuration": name, "part": part, "ms": ms} for part, ms in spent.items()]
     return pd.DataFrame(rows)
+
+
+def grown(found: Mapping[str, Any]) -> pd.DataFrame:
+    """What benchmarks/growth.py left: context, requests, configuration, decode_vs_stock (a step of stock over its own,
+    within a repeat: median, lo and hi the extremes), the same of CPU seconds (decode_cpu_vs_stock), and the medians of
+    its step_s and step_cpu_s."""
+    table = pd.DataFrame(found["rows"]).drop(columns="tiers", errors="ignore")
+    at = ["context", "requests", "repeat"]
+    stock = table[table["configuration"] == "stock"][[*at, "step_s", "step_cpu_s"]]
+    both = table[table["configuration"] != "stock"].merge(stock, on=at, suffixes=("", "_stock"))
+    both["ratio"] = both["step_s_stock"] / both["step_s"]
+    both["decode_cpu_vs_stock"] = both["step_cpu_s_stock"] / both["step_cpu_s"]
+    cells = both.groupby(["context", "requests", "configuration"], sort=False)
+    middle = cells[["decode_cpu_vs_stock", "step_s", "step_cpu_s"]].median()
+    ratios = cells["ratio"].agg(decode_vs_stock="median", lo="min", hi="max")
+    return ratios.join(middle).reset_index()
 
 
 def thinned(demand: Demand, every: int) -> Demand:

@@ -1,12 +1,12 @@
 """What residency costs and buys in a serving engine: a sweep over configurations, one JSON file each.
 
-Engines run in processes of their own (wakekv/vllm/arm.py), the untouched one and one with the plugin, and take turns.
-Everything here runs without the engine's packages, in whichever environment asks.
+The engine is `Pair`, which runs vLLM in processes of its own (wakekv/vllm/arm.py), the untouched one and one with the
+plugin, so that this file needs none of its packages; or `generation.Transformers`, which answers the same.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -15,11 +15,13 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from wakekv.errors import InputError, lookup
+from wakekv.files import write_json
+from wakekv.loads import Load, Question
 from wakekv.vllm.arm import Arm
 from wakekv.vllm.engine import installed
 from wakekv.vllm.settings import Settings
@@ -39,64 +41,6 @@ def configurations(budget: int, timing: str = "lagged", page: int = 16) -> dict[
         table[f"reactive-r{every}"] = {"budget": budget, "every": every, "timing": timing, "page": page}
     table["destructive"] = {"mode": "destructive", "budget": budget, "every": 1, "timing": timing, "page": page}
     return table
-
-
-@dataclass(frozen=True)
-class Load:
-    """What all configurations are given: prompts, of token ids, and how many tokens follow each; from where."""
-
-    source: str
-    prompts: tuple[tuple[int, ...], ...]
-    n_tokens: int
-
-    @property
-    def key(self) -> str:
-        return hashlib.sha256(json.dumps([self.prompts, self.n_tokens]).encode()).hexdigest()[:16]
-
-
-def from_text(text: str, tokenizer: Any, requests: int, length: int, n_tokens: int, source: str) -> Load:
-    """Passages of one text, begun as far apart as it allows; they overlap where it is short."""
-    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    if len(ids) < length:
-        raise InputError(f"{source} has {len(ids)} tokens, not {length}: ask for a shorter --input")
-    step = (len(ids) - length) / max(requests - 1, 1)
-    starts = [int(i * step) for i in range(requests)]
-    return Load(source, tuple(tuple(ids[s : s + length]) for s in starts), n_tokens)
-
-
-def from_file(path: str | Path, tokenizer: Any, requests: int, length: int, n_tokens: int) -> Load:
-    """Prompts of a file: JSON lines with `input`, `prompt` or `context` (L-Eval, LongBench), one a request, longer ones
-    cut to `length` tokens; or any text, in passages. InputError naming the line."""
-    path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"prompts {path} cannot be read as UTF-8 text: {error}") from error
-    if path.suffix not in (".jsonl", ".json"):
-        return from_text(text, tokenizer, requests, length, n_tokens, path.name)
-    prompts = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or len(prompts) == requests:
-            continue
-        try:
-            row = json.loads(line)
-            said = next(row[name] for name in ("input", "prompt", "context") if len(row.get(name) or "") > 200)
-        except (ValueError, StopIteration, AttributeError, TypeError):
-            raise InputError(
-                f"{path}, line {number}: an object with a long input, prompt or context is needed"
-            ) from None
-        prompts.append(tuple(tokenizer(said, verbose=False).input_ids[:length]))
-    if len(prompts) < requests:
-        raise InputError(f"{path} has {len(prompts)} prompts, not {requests}: ask for fewer --requests")
-    return Load(path.name, tuple(prompts), n_tokens)
-
-
-def bundled(tokenizer: Any, requests: int, length: int, n_tokens: int) -> Load:
-    """Passages of the article that the prompts of this package are made of."""
-    from wakekv.texts import read_filler
-
-    article = read_filler(None, lambda sentence: 0)
-    return from_text("".join(article.sentences), tokenizer, requests, length, n_tokens, article.name)
 
 
 def engine_python() -> Path:
@@ -157,25 +101,10 @@ class Pair:
         arm = self.arm(settings)
         if cold:
             arm.ask("forget")
-        batch = arm.ask("generate", prompts=load.prompts, n_tokens=load.n_tokens)
-        steps, cpu = batch["step_s"][WARM:], batch["cpu_step_s"][WARM:]
-        n = sum(len(tokens) for tokens in batch["tokens"])
-        row = {
-            "elapsed_s": batch["elapsed_s"],
-            "tokens_per_s": n / batch["elapsed_s"],
-            "prefill_s": batch["prefill_s"],
-            "step_s": statistics.median(steps),
-            "step_cpu_s": statistics.median(cpu),
-            "decode_tokens_per_s": batch["reached"] / statistics.median(steps),
-            "reached": batch["reached"],
-            "n_steps": len(steps),
-        }
+        row = timed(arm.ask("generate", prompts=load.prompts, n_tokens=load.n_tokens))
         if settings is not None:
             books, tiers = arm.ask("books"), arm.ask("tiers")
-            parts = ("stall_s", "score_s", "attend_s", "place_s")
-            row |= {name: books[name] / books["steps"] for name in (*parts, "fetched_bytes", "misses", "wants")}
-            row |= {"miss_rate": books["misses"] / max(books["wants"], 1), "preempted": books["preempted"]}
-            row |= {"resident_bytes": sum(tiers[name] for name in ("pages", "digests", "tables")), "tiers": tiers}
+            row |= told(books, tiers) | {"preempted": books["preempted"]}
         return row
 
     def forced(self, settings: Mapping | None, load: Load, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -183,6 +112,10 @@ class Pair:
         with tempfile.TemporaryDirectory() as folder:
             self.arm(settings).ask("forced", prompts=load.prompts, texts=texts, file=f"{folder}/kept")
             return pickle.loads(Path(folder, "kept").read_bytes())  # from our own other process
+
+    def answers(self, settings: Mapping | None, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[list[int]]:
+        """Greedy text of n_tokens after each prompt."""
+        return self.arm(settings).ask("generate", prompts=prompts, n_tokens=n_tokens)["tokens"]
 
     def demands(self, settings: Mapping, load: Load) -> list[Any]:
         """What a batch wanted, one Demand a request."""
@@ -193,12 +126,37 @@ class Pair:
             return list(pickle.loads(Path(folder, "demands").read_bytes()).values())
 
 
-def profiled(pair: Pair, load: Load, budget: int, page: int = 16) -> list[int]:
+def timed(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a batch's times, given as vllm.engine.Batch has them: tokens a second of all of it, prefill included,
+    and of decoding alone, by the median step but the first WARM."""
+    steps, cpu = batch["step_s"][WARM:], batch["cpu_step_s"][WARM:]
+    step_s = statistics.median(steps)
+    return {
+        "elapsed_s": batch["elapsed_s"],
+        "tokens_per_s": sum(len(tokens) for tokens in batch["tokens"]) / batch["elapsed_s"],
+        "prefill_s": batch["prefill_s"],
+        "step_s": step_s,
+        "step_cpu_s": statistics.median(cpu),
+        "decode_tokens_per_s": batch["reached"] / step_s,
+        "reached": batch["reached"],
+        "n_steps": len(steps),
+    }
+
+
+def told(books: Mapping[str, float], tiers: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tier's books and sizes add to a row: seconds, bytes and pages a step, and bytes on the fast tier."""
+    each = ("stall_s", "score_s", "attend_s", "place_s", "fetched_bytes", "misses", "wants")
+    row = {name: books[name] / books["steps"] for name in each}
+    row["miss_rate"] = books["misses"] / max(books["wants"], 1)
+    return row | {"resident_bytes": sum(tiers[name] for name in ("pages", "digests", "tables")), "tiers": dict(tiers)}
+
+
+def profiled(engine: Any, load: Load, budget: int, page: int = 16) -> list[int]:
     """FlexiCache's profile: the quarter of the KV heads whose pages change most, by its own rule, over a calibration
     load that should be another text than what is measured. Ranked at every step with this budget of wants."""
     from wakekv.policies import POLICIES
 
-    demands = pair.demands({"budget": budget, "page": page}, load)
+    demands = engine.demands({"budget": budget, "page": page}, load)
     return list(POLICIES["flexicache"].fit(*demands).profile)
 
 
@@ -216,12 +174,36 @@ def divergence(full: Mapping[str, Sequence], some: Mapping[str, Sequence]) -> di
             "n_tokens": len(kl)}  # fmt: skip
 
 
+def graded(
+    engine: Any, settings: Mapping | None, questions: Sequence[Question], tokenizer: Any, full: Mapping | None
+) -> dict[str, Any]:
+    """Scores of greedy answers, 0 to 100: of each task, their mean over tasks, and how many samples each had; the
+    answers themselves. full: stock's own grades, without which none of this says anything; `as_full` is the share of
+    answers that are stock's to the letter. None: these are stock's."""
+    texts, scores = [], {}
+    for task, some in itertools.groupby(questions, key=lambda question: question.task):
+        some = list(some)
+        written = engine.answers(settings, [question.prompt for question in some], some[0].n_tokens)
+        for question, tokens in zip(some, written, strict=True):
+            ends = [*(i for i, token in enumerate(tokens) if token == tokenizer.eos_token_id), len(tokens)]
+            texts.append(tokenizer.decode(tokens[: ends[0]], skip_special_tokens=True))
+            scores.setdefault(task, []).append(100 * question.score(texts[-1]))
+    means = {task: statistics.mean(values) for task, values in scores.items()}
+    found = {"tasks": means, "samples": {task: len(values) for task, values in scores.items()}}
+    found |= {"mean": statistics.mean(means.values()), "texts": texts}
+    full = full or found
+    as_full = statistics.mean(a == b for a, b in zip(texts, full["texts"], strict=True))
+    return found | {"full": full["mean"], "as_full": as_full}
+
+
 def sweep(
-    pair: Pair, chosen: Mapping[str, Mapping | None], load: Load, out: str | Path, *, repeats: int, about: Mapping,
-    texts: Sequence[Sequence[int]] = (), say: Callable[[str], None] = print,
+    engine: Any, chosen: Mapping[str, Mapping | None], load: Load, out: str | Path, *, repeats: int, about: Mapping,
+    texts: Sequence[Sequence[int]] = (), questions: Sequence[Question] = (), tokenizer: Any = None,
+    say: Callable[[str], None] = print,
 ) -> dict[str, dict]:  # fmt: skip
     """Every configuration `repeats` times, taking turns; one JSON file each in `out`, rewritten after every batch, so
-    that a run that was stopped goes on with what is left. texts: also how far each strays from stock on these.
+    that a run that was stopped goes on with what is left. chosen: by name, stock first. texts: also how far each strays
+    from stock on these; questions: also how well it answers, beside stock.
 
     Raises InputError where a file in `out` is of another load, hardware or setting.
     """
@@ -235,23 +217,30 @@ def sweep(
         other = [key for key in asked if json.dumps(found[name].get(key)) != json.dumps(asked[key])]
         if other:
             raise InputError(f"{path} is of another {other[0]}: choose another --out, or remove it")
+
+    def keep(name: str, said: str) -> None:
+        write_json(out / f"{name}.json", summarised(found[name]))
+        say(f"{name}{said}")
+
     for turn in range(repeats):
         for name, settings in chosen.items():
             if len(found[name]["repeats"]) <= turn:
-                row = pair.run(settings, load)
+                row = engine.run(settings, load)
                 found[name]["repeats"].append(row)
-                save(out / f"{name}.json", summarised(found[name]))
-                say(
-                    f"{name}, {turn + 1} of {repeats}: {row['tokens_per_s']:.1f} tokens/s, a step {row['step_s']:.3f} s"
-                )
+                speed = f"{row['tokens_per_s']:.1f} tokens/s, a step {row['step_s']:.3f} s"
+                keep(name, f", {turn + 1} of {repeats}: {speed}")
     if texts and any("quality" not in row for row in found.values()):
-        full = pair.forced(None, load, texts)
+        full = engine.forced(None, load, texts)
         for name, settings in chosen.items():
             if "quality" not in found[name]:
-                some = full if settings is None else pair.forced(settings, load, texts)
+                some = full if settings is None else engine.forced(settings, load, texts)
                 found[name]["quality"] = divergence(full, some)
-                save(out / f"{name}.json", summarised(found[name]))
-                say(f"{name}: KL from stock {found[name]['quality']['kl_mean']:.4f} nats a token")
+                keep(name, f": KL from stock {found[name]['quality']['kl_mean']:.4f} nats a token")
+    for name, settings in chosen.items() if questions else ():
+        if "answers" not in found[name]:
+            full = None if settings is None else found["stock"]["answers"]
+            found[name]["answers"] = graded(engine, settings, questions, tokenizer, full)
+            keep(name, ": {mean:.1f} of 100 points, stock {full:.1f}".format(**found[name]["answers"]))
     return found
 
 
@@ -264,29 +253,6 @@ def summarised(row: dict) -> dict:
         for xs in [[repeat[name] for repeat in row["repeats"]]]
     }
     return row
-
-
-def save(path: Path, row: Mapping) -> None:
-    """Written whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(row, indent=1), encoding="utf-8")
-    os.replace(part, path)
-
-
-def as_text(found: Mapping[str, Mapping]) -> str:
-    """The table of a sweep: throughput with prefill and of decoding alone, against stock and against flexicache."""
-    lines = [f"{'configuration':<14}{'tok/s':>8}{'decode':>9}{'x stock':>9}{'x flexi':>9}{'stall ms':>10}{'KL':>9}"]
-    base = {name: found[name]["summary"]["step_s"]["median"] for name in ("stock", "flexicache") if name in found}
-    for name, row in found.items():
-        s = {key: x["median"] for key, x in row["summary"].items()}
-        ratios = "".join(f"{base[b] / s['step_s']:>9.2f}" if b in base else f"{'':>9}" for b in ("stock", "flexicache"))
-        kl = row.get("quality", {}).get("kl_mean")
-        stall = f"{1e3 * s['stall_s']:>10.2f}" if "stall_s" in s else f"{'':>10}"
-        lines.append(
-            f"{name:<14}{s['tokens_per_s']:>8.1f}{s['decode_tokens_per_s']:>9.1f}{ratios}{stall}"
-            + (f"{kl:>9.4f}" if kl is not None else "")
-        )
-    return "\n".join(lines)
 
 
 def chosen(names: Sequence[str], table: Mapping[str, Any]) -> dict[str, Any]:

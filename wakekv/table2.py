@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wakekv import serving
+from wakekv import loads, served, serving
 from wakekv.errors import InputError, lookup
-from wakekv.serving import Load, Pair
+from wakekv.files import writable, write_json
+from wakekv.loads import Load
+from wakekv.serving import Pair
+from wakekv.vllm.engine import VERSION
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Run:
     model: a name in MODELS or a folder;  requests: prompts of `length` tokens, each followed by n_tokens
     max_tokens: of a sequence;  budget: pages a KV head;  timing: of the reactive configurations
     reservoir_gib: of the engine's own cache;  gpu: what the device's name must hold, None for any device
+    needles: prompts of our own to be answered, where no LongBench files are given
     longbench: tasks whose files it wants, and samples of each;  published_s: what the paper's own run took
     """
 
@@ -40,14 +44,17 @@ class Run:
     repeats: int = 3
     reservoir_gib: int = 1
     gpu: str | None = None
+    needles: int = 0
     longbench: tuple[str, ...] = ()
     samples: int = 30
     published_s: float = 0.0
 
 
 PROFILES = {
-    "smoke": Run("minutes, tiny; its numbers mean nothing", requests=2, length=256, n_tokens=8, budget=4, repeats=1),
-    "cpu": Run("the small model and bundled prose, on two cores"),
+    "smoke": Run(
+        "minutes, tiny; its numbers mean nothing", requests=2, length=256, n_tokens=8, budget=4, repeats=1, needles=1
+    ),
+    "cpu": Run("the small model and bundled prose, on two cores", needles=9),
     "a30": Run(
         "the paper's own run: Mistral-7B, L-Eval 8k to 1000, on one A30 of 24 GB. The paper does not state how many "
         "pages a head keeps; 64 is ours",
@@ -72,110 +79,84 @@ def fitting(run: Run, name: str) -> str:
     )
 
 
-def calibration(tokenizer: Any, length: int, n_tokens: int) -> Load:
-    """Conversations to profile heads on: another text than any load's."""
-    from wakekv.prompts import build
-
-    prompts = [build("multiturn", tokenizer, seed=seed, length=1200).tokens[:length] for seed in range(4)]
-    return Load("multiturn", tuple(map(tuple, prompts)), n_tokens)
-
-
 def sweep(
-    run: Run, out: str | Path, *, prompts: str | None = None, longbench: Sequence[str] = (), only: Sequence[str] = (),
-    say: Callable[[str], None] = print,
+    run: Run, engine: str, out: str | Path, *, prompts: str | None = None, longbench: Sequence[str] = (),
+    only: Sequence[str] = (), say: Callable[[str], None] = print,
 ) -> dict[str, dict]:  # fmt: skip
-    """The sweep in the serving engine; one JSON a configuration in `out`. prompts, longbench: files."""
-    from transformers import AutoTokenizer
-
-    from wakekv.longbench import read
-
+    """The sweep in an engine of ENGINES; one JSON a configuration in `out`. prompts, longbench: files."""
     table = serving.chosen(only, serving.configurations(run.budget, run.timing))
-    if only and "stock" not in table:
+    if "stock" not in table:
         raise InputError("everything is measured against stock: name it among the configurations, too")
-    samples = read(longbench, run.samples) if longbench else []
-    python = serving.engine_python()
-    folder = model_folder(run.model)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ask = run.requests, run.length + (0 if prompts else run.n_tokens), run.n_tokens
-    load = serving.from_file(prompts, tokenizer, *ask) if prompts else serving.bundled(tokenizer, *ask)
-    texts = [] if prompts else [prompt[run.length :] for prompt in load.prompts]
+    out = writable(out)
+    started, tokenizer, name = ENGINES[engine](run, out)
+    questions = loads.longbench(longbench, run.samples, tokenizer, run.length) if longbench else []
+    questions = questions or loads.needles(run.needles, tokenizer, run.length)
+    whole = run.requests, run.length + run.n_tokens, run.n_tokens
+    load = loads.from_file(prompts, tokenizer, *whole) if prompts else loads.bundled(tokenizer, *whole)
+    texts = [prompt[run.length :] for prompt in load.prompts]
+    if any(len(text) < run.n_tokens for text in texts):  # the prompts end before: there is no text to go on with
+        texts = []
     load = dataclasses.replace(load, prompts=tuple(prompt[: run.length] for prompt in load.prompts))
-    longest = run.max_tokens or run.length + run.n_tokens + 16
-    about = {"model": run.model, "dtype": run.dtype, "hardware": serving.hardware(), "requests": run.requests,
-             "length": run.length, "n_tokens": run.n_tokens, "measured": True}  # fmt: skip
-    out = Path(out)
+    about = {"engine": name, "model": run.model, "dtype": run.dtype, "hardware": serving.hardware(),
+             "requests": run.requests, "length": run.length, "n_tokens": run.n_tokens, "measured": True}  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
-    start = {"dtype": run.dtype, "max_tokens": longest, "batch": run.requests, "reservoir_gib": run.reservoir_gib}
-    start["alone"] = run.gpu is not None
-    with Pair(str(folder), python=python, logs=out, **start) as pair:
+    with started as arms:
         if "flexicache" in table:
-            table["flexicache"]["profile"] = profile(pair, tokenizer, run, out)
-        found = serving.sweep(pair, table, load, out, repeats=run.repeats, about=about, texts=texts, say=say)
+            table["flexicache"]["profile"] = profile(arms, tokenizer, run, out)
+        found = serving.sweep(
+            arms, table, load, out, repeats=run.repeats, about=about, texts=texts, questions=questions,
+            tokenizer=tokenizer, say=say,
+        )  # fmt: skip
         if "reactive-r1" in table and not (out / "predicted.json").exists():
-            predicted(pair, table["reactive-r1"], load, found["reactive-r1"], out)
-        for name in found if samples else ():
-            if "longbench" not in found[name]:
-                found[name]["longbench"] = tasks(pair, table[name], samples, tokenizer, run.length)
-                serving.save(out / f"{name}.json", found[name])
-                say(f"{name}: LongBench {found[name]['longbench']['mean']:.2f}")
+            predicted(arms, table["reactive-r1"], load, found["reactive-r1"], out)
     return found
 
 
-def predicted(pair: Pair, settings: Any, load: Load, measured: Any, out: Path) -> None:
+def predicted(engine: Any, settings: Any, load: Load, measured: Any, out: Path) -> None:
     """What the simulator expects of the other configurations, from one more run of R = 1 that is recorded."""
     from wakekv.served import predict
 
-    demands = pair.demands(settings, load)
+    demands = engine.demands(settings, load)
     medians = {name: x["median"] for name, x in measured["summary"].items()}
-    serving.save(out / "predicted.json", predict(demands, settings["budget"], medians))
+    write_json(out / "predicted.json", predict(demands, settings["budget"], medians))
 
 
-def profile(pair: Pair, tokenizer: Any, run: Run, out: Path) -> list[int]:
+def profile(engine: Any, tokenizer: Any, run: Run, out: Path) -> list[int]:
     """FlexiCache's profile of this model, kept in `out`, since another one would be another configuration."""
     path = out / "profile.json"
     if not path.exists():
-        load = calibration(tokenizer, min(run.length, 1024), min(run.n_tokens, 48))
-        heads = serving.profiled(pair, load, run.budget)
-        serving.save(path, {"heads": heads, "load": load.source, "key": load.key, "budget": run.budget})
+        load = loads.calibration(tokenizer, min(run.length, 1024), min(run.n_tokens, 48))
+        heads = serving.profiled(engine, load, run.budget)
+        write_json(path, {"heads": heads, "load": load.source, "key": load.key, "budget": run.budget})
     return json.loads(path.read_text())["heads"]
 
 
-def tasks(pair: Pair, settings: Any, samples: Sequence[Any], tokenizer: Any, length: int) -> dict[str, Any]:
-    """LongBench's score of each task, 0 to 100, and their mean; greedy answers, prompts cut to `length` tokens."""
-    from wakekv.longbench import TASKS, score, tokens_of
+def in_vllm(run: Run, out: Path) -> tuple[Pair, Any, str]:
+    """The engine, not started yet, the model's tokenizer, and the engine's name and version."""
+    from transformers import AutoTokenizer
 
-    by_task: dict[str, list[float]] = {}
-    arm = pair.arm(settings)
-    for task in dict.fromkeys(sample.task for sample in samples):
-        some = [sample for sample in samples if sample.task == task]
-        prompts = [tokens_of(sample, tokenizer, length - TASKS[task].n_tokens) for sample in some]
-        batch = arm.ask("generate", prompts=prompts, n_tokens=TASKS[task].n_tokens)
-        for sample, tokens in zip(some, batch["tokens"], strict=True):
-            ends = [i for i, token in enumerate(tokens) if token == tokenizer.eos_token_id]
-            text = tokenizer.decode(tokens[: ends[0]] if ends else tokens, skip_special_tokens=True)
-            by_task.setdefault(task, []).append(100 * score(sample, text))
-    means = {task: sum(values) / len(values) for task, values in by_task.items()}
-    counts = {task: len(values) for task, values in by_task.items()}
-    return {"tasks": means, "samples": counts, "mean": sum(means.values()) / len(means)}
+    python = serving.engine_python()
+    folder = model_folder(run.model)
+    longest = run.max_tokens or run.length + run.n_tokens + 64  # questions have a chat template around them
+    start = {"dtype": run.dtype, "max_tokens": longest, "batch": run.requests, "reservoir_gib": run.reservoir_gib}
+    pair = Pair(str(folder), python=python, logs=out, alone=run.gpu is not None, **start)
+    return pair, AutoTokenizer.from_pretrained(folder), f"vllm {VERSION}"
 
 
-def in_transformers(run: Run, out: str | Path, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """The same sweep with the cache for transformers (no flexicache: it has no profile there), beside transformers' own
-    caches; one JSON a configuration."""
-    from wakekv import models, system
+def in_transformers(run: Run, out: Path) -> tuple[Any, Any, str]:
+    """As `in_vllm`, of transformers' generation with our cache."""
+    import torch
+    import transformers
 
-    loaded = models.load(run.model, dtype="auto" if run.gpu else "float32")
-    ours = {"budget": run.budget, "wants": run.budget}
-    caches = [{**ours, "mode": "exact"}] + [{**ours, "mode": "lagged", "every": every} for every in (1, 2, 4, 8, 16)]
-    caches.append({**ours, "mode": "exact", "policy": "evict"})
-    sizes = {"contexts": [run.length], "batches": [run.requests], "steps": run.n_tokens}
-    rows = system.sweep(loaded, caches, **sizes, budget=run.budget)
-    Path(out).mkdir(parents=True, exist_ok=True)
-    for row in rows:
-        name = "-".join(part.strip().replace("=", "") for part in row["settings"].split(","))
-        serving.save(Path(out) / f"{name}.json", {"environment": system.environment(loaded.model), **row})
-        say(f"{row['settings']}: {row['tokens_per_s']:.1f} tokens/s")
-    return rows
+    from wakekv import models
+    from wakekv.generation import Transformers
+
+    torch.set_num_threads(1)  # as the engine has
+    loaded = models.load(run.model, dtype=run.dtype)
+    return Transformers(loaded, run.requests), loaded.tokenizer, f"transformers {transformers.__version__}"
+
+
+ENGINES = {"vllm": in_vllm, "transformers": in_transformers}
 
 
 def model_folder(name: str) -> Path:
@@ -201,10 +182,8 @@ def with_changes(name: str, **changes: Any) -> Run:
 
 def asked(options: argparse.Namespace) -> None:
     """What `python -m wakekv system` does; see its --help."""
-    names = ("model", "dtype", "requests", "length", "n_tokens", "budget", "timing", "repeats")
+    names = ("model", "dtype", "requests", "length", "n_tokens", "budget", "timing", "repeats", "needles", "samples")
     run = with_changes(options.profile, **{name: getattr(options, name) for name in names})
-    if options.engine == "transformers" and (options.prompts or options.longbench or options.only):
-        raise InputError("--engine transformers runs the bundled passages: leave --prompts, --longbench, --only out")
     device = fitting(run, options.profile)
     if run.gpu and not (options.prompts and len(options.longbench or ()) == len(run.longbench)):
         raise InputError(
@@ -212,9 +191,7 @@ def asked(options: argparse.Namespace) -> None:
         )
     print(f"{run.about}; on {device}")
     out = options.out or f"runs/system/{options.engine}-{options.profile}"
-    if options.engine == "transformers":
-        in_transformers(run, out)
-        return
     only = [name for name in options.only.split(",") if name]
-    found = sweep(run, out, prompts=options.prompts, longbench=options.longbench or (), only=only)
-    print(json.dumps(found) if options.json else serving.as_text(found))
+    files = {"prompts": options.prompts, "longbench": options.longbench or ()}
+    found = sweep(run, options.engine, out, **files, only=only)
+    print(json.dumps(found) if options.json else served.as_text(found))

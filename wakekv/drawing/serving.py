@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -72,22 +73,29 @@ def parts(found: Mapping[str, Mapping]) -> Picture:
 
 
 @styled
-def growth(rows: pd.DataFrame, about: str) -> Picture:
-    """How the gain over the dense engine grows with the context, a line a way to rank: seconds and CPU seconds.
-
-    rows: context, ranking, decode_vs_stock, lo, hi, decode_cpu_vs_stock.
-    """
-    figure = canvas(6, 3.2, about)
-    axes = figure.subplots()
-    for (name, part), colour in zip(rows.groupby("ranking", sort=False), (ORANGE, BLUE, GREEN)):
-        part = part.sort_values("context")
-        spread = [part["decode_vs_stock"] - part["lo"], part["hi"] - part["decode_vs_stock"]]
-        axes.errorbar(
-            part["context"], part["decode_vs_stock"], yerr=spread, color=colour, marker="o", capsize=2, label=name
-        )
-        axes.plot(part["context"], part["decode_cpu_vs_stock"], color=colour, ls=":", marker=".")
-    axes.axhline(1, color=GREY, linewidth=0.7)
-    axes.set(xlabel="tokens of context", ylabel="decode steps a second over the dense engine's")
-    axes.set_title("solid: seconds; dotted: CPU seconds", fontsize=8)
-    axes.legend()
-    return Picture(figure, rows, "Gain over the dense engine by context")
+def growth(found: Mapping[str, Any]) -> Picture:
+    """How the gain over the dense engine grows with the context, a panel a number of requests, a line a configuration.
+    Solid: the seconds of a step, bars over the repeats; dotted: CPU seconds. found: what benchmarks/growth.py left."""
+    rows = served.grown(found)
+    together = sorted(rows["requests"].unique())
+    about = f"{found['model']}, {found['dtype']}, {found['budget']} pages a KV head; measured on "
+    figure = canvas(9, 3.2, f"{about}{found['hardware']['device']}, {found['hardware']['threads']} thread")
+    panels = figure.subplots(1, len(together), sharey=True, squeeze=False)[0]
+    looks = {"reactive-r1": ORANGE, "reactive-r16": GREEN, "flexicache": BLUE}
+    for axes, n in zip(panels, together):
+        for name, colour in looks.items():
+            part = rows[(rows["requests"] == n) & (rows["configuration"] == name)].sort_values("context")
+            spread = [part["decode_vs_stock"] - part["lo"], part["hi"] - part["decode_vs_stock"]]
+            x = part["context"] / 1024
+            axes.errorbar(x, part["decode_vs_stock"], yerr=spread, color=colour, marker="o", capsize=2)
+            axes.plot(x, part["decode_cpu_vs_stock"], color=colour, ls=":")
+        axes.axhline(1, color=GREY, linewidth=0.7)
+        axes.set_xscale("log", base=2)
+        ticks = sorted(rows["context"].unique() / 1024)
+        axes.set_xticks(ticks, [f"{tick:.0f}k" for tick in ticks])
+        axes.set(title=f"{n} request" + "s" * (n > 1), xlabel="tokens of context")
+    panels[0].set_ylabel("decode steps a second over the dense engine's")
+    handles = [Line2D([], [], color=colour, marker="o", label=name) for name, colour in looks.items()]
+    handles.append(Line2D([], [], color="0.3", ls=":", label="by CPU seconds"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    return Picture(figure, rows, "Gain over the dense engine by context and requests")

@@ -77,7 +77,9 @@ class Settings:
         from wakekv.policies import POLICIES  # they bring numba, and the engine must have started before that
 
         rule = POLICIES[MODES[self.mode]]
-        return rule.but(every=self.every, profile=self.profile) if self.mode == "flexicache" else rule
+        if self.mode != "flexicache":
+            return rule
+        return rule.but(every=self.every, profile=self.profile, offline=False)  # the profile is of another text
 
     @property
     def n_wants(self) -> int:

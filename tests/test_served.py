@@ -1,0 +1,97 @@
+"""A sweep in numbers: ratios within a repeat, Table 2, predictions, growth."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from wakekv import served, table2
+from wakekv.demand import Demand
+from wakekv.errors import InputError
+
+
+def write(folder, name, step, **more):
+    """A configuration's file as a sweep leaves it, with two repeats whose steps take `step` and twice that."""
+    told = {} if name == "stock" else {"stall_s": 0.001, "misses": 7.0}
+    repeats = [{"tokens_per_s": 1 / s, "step_s": s, "step_cpu_s": s, "decode_tokens_per_s": 2 / s, "reached": 2, **told}
+               for s in (step, 2 * step)]  # fmt: skip
+    row = {"configuration": name, "settings": None if name == "stock" else {}, "model": "m", "dtype": "d"}
+    row |= {
+        "requests": 2,
+        "length": 3,
+        "n_tokens": 1,
+        "hardware": {"device": "none", "threads": 1},
+        "repeats": repeats,
+        **more,
+    }
+    row["summary"] = {key: {"median": float(np.median([r[key] for r in repeats]))} for key in repeats[0]}
+    (folder / f"{name}.json").write_text(json.dumps(row))
+
+
+@pytest.fixture
+def found(tmp_path):
+    for name, step in (("stock", 4.0), ("flexicache", 3.0), ("reactive-r1", 2.0), ("reactive-r16", 1.0)):
+        write(tmp_path, name, step, quality={"kl_mean": 0.1, "agreement": 0.9}, answers={"mean": 20.0, "full": 40.0})
+    return served.load(tmp_path)
+
+
+def test_ratios_are_taken_within_a_repeat_and_table_2_stands_beside_what_was_published(found):
+    rates = served.rates(found).set_index("configuration")
+    assert rates.loc["reactive-r1", "decode_vs_stock"] == 2 and rates.loc["reactive-r16", "decode_vs_flexi"] == 3
+    predicted = {"misses": {"reactive-r1": 6.5}, "step_s": {"reactive-r1": 2.25}}
+    table = served.table_2(found, table2.published(), predicted).set_index("configuration")
+    assert table.loc["reactive-r1", "published"] == 1.34 and table.loc["flexicache", "published"] == 1.0
+    assert table.loc["reactive-r1", "decode, predicted"] == 2.0
+    assert table.loc["reactive-r1", "misses a step, predicted"] == 6.5
+    assert tuple(table.loc["reactive-r1", ["points of 100", "stock's points"]]) == (20.0, 40.0)
+    parts = served.parts(found)
+    assert parts.groupby("configuration")["ms"].sum()["reactive-r1"] == pytest.approx(3000)
+    assert "none, 1 thread" in served.about(found)
+
+
+def test_what_is_printed_has_a_line_a_configuration_and_points_beside_stocks(found):
+    lines = served.as_text(found).splitlines()
+    assert len(lines) == 5 and lines[0].split()[-2:] == ["points", "full_points"]
+    assert lines[3].split()[0] == "reactive-r1" and lines[3].split()[-2:] == ["20.000", "40.000"]
+
+
+def test_a_folder_without_a_sweep_is_answered_with_the_command(tmp_path):
+    with pytest.raises(InputError, match="python -m wakekv system"):
+        served.load(tmp_path)
+    assert served.find(tmp_path)[1] == "a recorded sweep"
+
+
+WANTS = Demand.from_lists([[[0, 1], [2, 3], [0, 1], [2, 3]], [[1], [], [2], [3]]], first_touch="warm")
+
+
+def test_a_thinned_demand_wants_what_the_whole_one_does_at_every_rth_step():
+    assert served.thinned(WANTS, 1).page.tolist() == WANTS.page.tolist()
+    thin = served.thinned(WANTS, 2)
+    assert thin.page.tolist() == [0, 1, 0, 1, 1, 2] and np.diff(thin.ptr, axis=1).tolist() == [
+        [2, 0, 2, 0],
+        [1, 0, 1, 0],
+    ]
+
+
+def test_the_prediction_charges_ranking_by_r_and_waiting_by_the_misses_that_a_replay_counts():
+    strict = {"step_s": 10.0, "score_s": 4.0, "stall_s": 2.0, "misses": 0.5}
+    found = served.predict([WANTS], 2, strict)
+    from wakekv.policies import POLICIES
+    from wakekv.replay import replay
+
+    for every in served.EVERY:
+        misses = replay(served.thinned(WANTS, every), POLICIES["reactive"], 2).misses[0] / 4
+        assert found["misses"][f"reactive-r{every}"] == misses
+        assert found["step_s"][f"reactive-r{every}"] == pytest.approx(4.0 + 4.0 / every + 4.0 * misses)
+
+
+def test_growth_is_the_ratio_within_a_repeat_by_context_and_requests():
+    rows = [
+        {"context": 16, "requests": n, "configuration": name, "repeat": turn, "step_s": s * (1 + turn), "step_cpu_s": s}
+        for n in (1, 2) for name, s in (("stock", 4.0 * n), ("reactive-r1", 2.0)) for turn in (0, 1)
+    ]  # fmt: skip
+    grown = served.grown({"rows": rows}).set_index(["requests", "configuration"])
+    assert grown.loc[(1, "reactive-r1"), "decode_vs_stock"] == 2 and grown.loc[(2, "reactive-r1"), "lo"] == 4
+    assert "stock" not in grown.reset_index()["configuration"].tolist()
