@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1)
-            message += f"; did you mean {near[0]}?" * bool(near)
+            message += "".join(f"; did you mean {name}?" for name in near)
         self.exit(2, f"wakekv: error: {message}; see {self.prog} --help\n")
 
 

@@ -109,6 +109,8 @@ class Reader:
         if self.mode == "prefill":
             return sdpa_mask(*args, **kwargs)
         mask = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False, "device": "cpu"})
+        if mask is None:
+            raise ModelError("this model reads what comes later, too: only a decoder can be logged")
         if self.mode == "rows":
             return mask.to(kwargs.get("device", "cpu"))
         seen = mask[0, 0, 0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ class Journal:
         except Timeout:
             raise InputError(f"{self.part}: another process records there: wait for it, or name another log") from None
         except BaseException:
-            self._lock.release(force=True)
+            self._release()
             raise
         self._synced = time.monotonic()
 
@@ -115,7 +116,14 @@ class Journal:
             return publish(self.part, self.out, drop=FILES)
 
     def close(self) -> None:
+        """Let go of the journal; of one without a step nothing is left."""
         os.close(self._fd)
+        self._release()
+        if not self.n_steps:
+            shutil.rmtree(self.part, ignore_errors=True)
+
+    def _release(self) -> None:
+        (self.part / "lock").unlink(missing_ok=True)
         self._lock.release(force=True)
 
     def _records(self) -> np.ndarray:
