@@ -84,12 +84,12 @@ class MergingShelf:
 
     def __init__(self, layer: PagedLayer, rope: Rope):
         self.layer, self.rope, self.n_tokens = layer, rope, 0
-        self.d = layer.pool.keys.shape[3], layer.pool.values.shape[3]
-        if layer.pool.keys.device.type != "cpu":
+        self.d = tuple(x.shape[-1] for x in layer.pool.open)
+        if layer.digests.device.type != "cpu":
             raise InputError("merging is written for host memory: load the model with device='cpu'")
 
     def attend(self, query: torch.Tensor, how: How) -> torch.Tensor:
-        n, pool = self.layer.n_closed * self.layer.sizes.page, self.layer.pool
+        n = self.layer.n_closed * self.layer.sizes.page
         if n > self.n_tokens:
             at = slice(self.n_tokens, n)
             keys, values = (
@@ -98,7 +98,7 @@ class MergingShelf:
             self.take(self.rope.back(keys, torch.arange(self.n_tokens, n)), values)
             self.n_tokens = n
         keys, values, bias = self.stand()
-        open_keys, open_values = (x[:, -1, : self.layer.n_open + 1] for x in (pool.keys, pool.values))
+        open_keys, open_values = (x[:, : self.layer.n_open + 1] for x in self.layer.pool.open)
         scores = how.scores(query, torch.cat([keys.to(query.dtype), open_keys], 1))
         scores += torch.nn.functional.pad(bias, (0, open_keys.shape[1]))[:, None]
         values = torch.cat([values.to(query.dtype), open_values], 1)

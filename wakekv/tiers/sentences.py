@@ -172,7 +172,7 @@ class SentenceShelf:
     def true_weight(self, query: torch.Tensor, how: How) -> torch.Tensor:
         """float32 [row, sentence]: the largest weight of any token in it, were all of them here."""
         held = self.layer.reservoir.keys.flatten(1, 2)[:, : self.n_tokens].to(query.device)
-        scores = [how.scores(query, x) for x in (held, self.layer.pool.keys[:, -1, : self.layer.n_open + 1])]
+        scores = [how.scores(query, x) for x in (held, self.layer.pool.open[0][:, : self.layer.n_open + 1])]
         weight = torch.softmax(torch.cat(scores, -1), -1).amax(1)[:, : self.n_tokens]
         return self._largest(weight, self.unit_of.expand(len(weight), -1))[:, : self.n_units]
 

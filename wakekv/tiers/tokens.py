@@ -18,7 +18,7 @@ class Tokens:
 
     def __init__(self, layer: PagedLayer):
         self.layer = layer
-        self.keys, self.values = (x[:, :0].flatten(1, 2) for x in (layer.pool.keys, layer.pool.values))
+        self.keys, self.values = (x[:, :0] for x in layer.pool.open)
         self.position = torch.zeros(layer.n_rows, 0, dtype=torch.int64, device=self.keys.device)
 
     def fetch(self, wanted: torch.Tensor) -> int:
@@ -53,10 +53,8 @@ class Tokens:
     def with_open(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Keys and values [row, token, d] of these tokens and then of the open page, and `hidden` bool [row, token] or
         None."""
-        pool, n = self.layer.pool, self.layer.n_open + 1
-        keys, values = (
-            torch.cat([a, b[:, -1, :n]], 1) for a, b in ((self.keys, pool.keys), (self.values, pool.values))
-        )
+        n = self.layer.n_open + 1
+        keys, values = (torch.cat([a, b[:, :n]], 1) for a, b in zip((self.keys, self.values), self.layer.pool.open))
         empty = self.position == NONE
         return keys, values, torch.nn.functional.pad(empty, (0, n)) if bool(empty.any()) else None
 
