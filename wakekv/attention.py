@@ -97,7 +97,7 @@ class Reader:
         try:
             model.set_attn_implementation(NAME)
             if model.config._attn_implementation != NAME:
-                raise ModelError("this model does not attend through transformers' interface: it cannot be logged")
+                raise ModelError("this model does not attend through transformers' interface: log another one")
             yield
         finally:
             model.set_attn_implementation(before)

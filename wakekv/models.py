@@ -170,7 +170,7 @@ def load(name_or_dir: str | Path, dtype: str = "auto", device: str = "auto") -> 
     except WakeKVError:
         raise
     except Exception as error:  # a foreign folder: there is no end to what transformers may stumble over
-        raise ModelError(f"cannot load {folder}: {one_line(error)}") from error
+        raise ModelError(f"cannot load {folder} ({one_line(error)}): save a decoder and its tokenizer there") from error
     if chosen is torch.float16 and not _finite(model):
         log.warning("%s: float16 overflows (its logits are not finite), so float32 is used", name)
         model = _open(folder, torch.float32, where)
@@ -183,7 +183,8 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> transformer
             folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, use_safetensors=True
         )
     if told["missing_keys"]:  # transformers would go on with random numbers in their place
-        raise ModelError(f"{folder} lacks {len(told['missing_keys'])} weights, {min(told['missing_keys'])} for one")
+        n, one = len(told["missing_keys"]), min(told["missing_keys"])
+        raise ModelError(f"{folder} lacks {n} weights, {one} for one: save them with save_pretrained")
     return model.to(device).eval()
 
 

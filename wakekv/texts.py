@@ -60,7 +60,7 @@ def read_filler(path: str | Path | None, n_tokens: Callable[[str], int]) -> Fill
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"filler {path} cannot be read as UTF-8 text: {error}") from error
+            raise InputError(f"filler {path} cannot be read ({error}): give a text in UTF-8") from error
         text = "\n\n".join(" ".join(block.split()) for block in re.split(r"\n\s*\n", text) if block.strip())
     if not text:
         raise InputError(f"filler {path} is empty: give a text with something in it")
@@ -109,7 +109,7 @@ def read_problems(path: Path | None) -> tuple[list[dict], str]:
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"problems {path} cannot be read as UTF-8 text: {error}") from error
+        raise InputError(f"problems {path} cannot be read ({error}): give JSON lines in UTF-8") from error
     rows = []
     for i, line in enumerate(lines, 1):
         if not line.strip():
