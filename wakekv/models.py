@@ -183,8 +183,7 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> transformer
             folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, use_safetensors=True
         )
     if told["missing_keys"]:  # transformers would go on with random numbers in their place
-        n, one = len(told["missing_keys"]), min(told["missing_keys"])
-        raise ModelError(f"{folder} lacks {n} weights, {one} for one: save them with save_pretrained")
+        raise ModelError(f"{folder} lacks weights, {min(told['missing_keys'])} for one: save them with save_pretrained")
     return model.to(device).eval()
 
 

@@ -135,14 +135,15 @@ def build(
 def _check(regime, kind, seed, length, depth, filler, problems) -> None:
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed {seed!r}: a whole number from 0 up is needed")
+    none = f"{regime} has none, leave it out"
     if length is not None and (kind.length is None or not isinstance(length, int) or length < 1):
-        raise InputError(f"length {length!r}: " + ("tokens, at least 1" if kind.length else f"{regime} has none, leave it out"))
+        raise InputError(f"length {length!r}: " + ("tokens, at least 1" if kind.length else none))
     if depth is not None and (kind.depth is None or not 0 <= depth <= 1):
-        raise InputError(f"depth {depth!r}: " + ("from 0 to 1" if kind.depth else f"{regime} has none, leave it out"))
+        raise InputError(f"depth {depth!r}: " + ("from 0 to 1" if kind.depth else none))
     if filler and kind.length is None:
-        raise InputError(f"filler {filler}: {regime} has none, leave it out")
+        raise InputError(f"filler {filler}: {none}")
     if problems and kind.length is not None:
-        raise InputError(f"problems {problems}: {regime} has none, leave it out")
+        raise InputError(f"problems {problems}: {none}")
 
 
 def _finish(regime: str, ask: Ask, tokenizer: PreTrainedTokenizerBase) -> Prompt:
@@ -182,8 +183,7 @@ def _finish(regime: str, ask: Ask, tokenizer: PreTrainedTokenizerBase) -> Prompt
 def find(needle: str, text: str, tokens: Sequence[int], offsets, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """The span [start, stop) of the tokens that hold a needle, which must stand in the text exactly once."""
     if text.count(needle) != 1:
-        n = text.count(needle)
-        raise InputError(f"the needle {needle[:60]!r} stands {n} times in the prompt, not once: use another text")
+        raise InputError(f"the needle {needle[:60]!r} stands {text.count(needle)} times in the text, not once: change it")
     start = text.index(needle)
     inside = [i for i, (a, b) in enumerate(offsets) if a < start + len(needle) and b > start and a < b]
     span = (inside[0], inside[-1] + 1) if inside else (0, 0)
