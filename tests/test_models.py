@@ -76,7 +76,8 @@ def test_weights_that_changed_in_the_cache_are_refused(smol, tmp_path, monkeypat
         models.load("smollm2-135m")
 
 
-def test_a_local_directory_is_loaded_in_float32_on_a_cpu_and_says_so(saved, caplog):
+def test_a_local_directory_is_loaded_in_float32_on_a_cpu_and_says_so(saved, caplog, monkeypatch):
+    monkeypatch.setattr(models, "_has_bf16", lambda device: True)
     found = models.load(saved, device="cpu")
     assert found.name == "tiny" and {p.dtype for p in found.model.parameters()} == {torch.float32}
     assert found.source["sha256"] == fetch.sha256(saved / "model.safetensors")

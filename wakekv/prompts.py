@@ -183,7 +183,7 @@ def _finish(regime: str, ask: Ask, tokenizer: PreTrainedTokenizerBase) -> Prompt
 def find(needle: str, text: str, tokens: Sequence[int], offsets, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """The span [start, stop) of the tokens that hold a needle, which must stand in the text exactly once."""
     if text.count(needle) != 1:
-        raise InputError(f"the needle {needle[:60]!r} stands {text.count(needle)} times in the text, not once: change it")
+        raise InputError(f"needle {needle[:60]!r} stands {text.count(needle)} times in the text, not once: change it")
     start = text.index(needle)
     inside = [i for i, (a, b) in enumerate(offsets) if a < start + len(needle) and b > start and a < b]
     span = (inside[0], inside[-1] + 1) if inside else (0, 0)
