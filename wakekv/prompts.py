@@ -149,8 +149,7 @@ def _check(regime, kind, seed, length, depth, filler, problems) -> None:
 def _finish(regime: str, ask: Ask, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     """A draft in the model's own chat template, tokenised, with its needles found in the tokens."""
     draft = REGIMES[regime].draft(ask)
-    chat = bool(tokenizer.chat_template)
-    if chat:
+    if chat := bool(tokenizer.chat_template):
         messages = [{"role": role, "content": content} for role, content in draft.turns]
         try:  # transformers renders it in a sandbox
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
