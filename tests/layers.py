@@ -9,12 +9,13 @@ from wakekv.claims import ROOT
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "files", "verdicts", "trace", "sound", "kernels", "demand", "policies", "residency", "replay",
         "simulate", "stats", "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading",
-        "bursts", "markers", "prefetch", "pools", "measured", "twins", "shipped", "blocks", "learn", "beyond", "gained", "luck",
-        "served", "scheduling", "taught"]  # fmt: skip
+        "bursts", "markers", "prefetch", "pools", "measured", "twins", "shipped", "blocks", "learn", "beyond", "gained",
+        "luck", "served", "scheduling", "taught"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "mapped", "cache", "quality",
-         "longbench", "loads", "rivals", "system", "links", "plan", "witness", "trials", "tiers", "spotcheck"]  # fmt: skip
+         "longbench", "loads", "rivals", "system", "links", "plan", "witness", "trials", "tiers",
+         "reinforce", "spotcheck"]  # fmt: skip
 ENGINE = ["vllm", "serving", "generation", "table2"]  # + vllm, where an engine runs: tests/engine
 RUN = ["claims", "artifact", "document", "sources", "places", "tasks", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "site", "reviewing", "__main__"]  # fmt: skip
