@@ -146,7 +146,7 @@ def damage(folder, how):
         ("no config", "no config.json"),
         ("no weights", "no .*safetensors"),
         ("half the weights", "cannot load"),
-        ("one layer more than weights", "lacks .* weights"),
+        ("one layer more than weights", "lacks weights, model.layers.3"),
         ("no tokenizer", "cannot load"),
         ("not a decoder", "cannot load"),
     ],
