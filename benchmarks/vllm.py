@@ -65,6 +65,7 @@ def main() -> None:
     for name, default in (("requests", 8), ("tokens", 64), ("budget", 32), ("page", 16), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--cache", type=int, default=2, help="GiB of the engine's own cache (default: %(default)s)")
     parser.add_argument("--no-quality", dest="quality", action="store_false", help="leave the divergences out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", help="a file for the same and every row")
@@ -72,7 +73,7 @@ def main() -> None:
     folder = str(fetch(asked.model))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     longest = max(asked.contexts) + asked.tokens + asked.page
-    start = {"dtype": asked.dtype, "max_tokens": longest, "batch": asked.requests}
+    start = {"dtype": asked.dtype, "max_tokens": longest, "batch": asked.requests, "reservoir_gib": asked.cache}
     found = {"hardware": serving.hardware(), "model": asked.model, "asked": vars(asked)}
     every = []
     with serving.Pair(folder, page=asked.page, **start) as pair:

@@ -97,6 +97,20 @@ def test_a_row_leaves_the_first_steps_out_and_books_are_told_a_step():
     assert (told["stall_s"], told["misses"], told["miss_rate"], told["resident_bytes"]) == (2.0, 0.5, 0.25, 6)
 
 
+def test_requests_that_never_decode_together_are_told_in_one_line():
+    """As when the engine's cache has no room for all of them."""
+    batch = {
+        "tokens": [[1], [2], [3]],
+        "elapsed_s": 1.0,
+        "prefill_s": 0.5,
+        "reached": 2,
+        "step_s": [],
+        "cpu_step_s": [],
+    }
+    with pytest.raises(InputError, match="only 2 of 3 requests ever decoded together: give the engine a larger cache"):
+        serving.timed(batch)
+
+
 def test_an_engine_that_is_not_installed_or_of_another_version_is_told_in_one_line(monkeypatch):
     from wakekv.vllm import engine
 

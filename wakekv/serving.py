@@ -130,6 +130,11 @@ def timed(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a batch's times, given as vllm.engine.Batch has them: tokens a second of all of it, prefill included,
     and of decoding alone, by the median step but the first WARM."""
     steps, cpu = batch["step_s"][WARM:], batch["cpu_step_s"][WARM:]
+    if not steps:
+        raise InputError(
+            f"only {batch['reached']} of {len(batch['tokens'])} requests ever decoded together: give the engine a larger "
+            "cache (reservoir_gib), or ask for fewer requests or shorter ones"
+        )
     step_s = statistics.median(steps)
     return {
         "elapsed_s": batch["elapsed_s"],
