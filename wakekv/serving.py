@@ -132,8 +132,8 @@ def timed(batch: Mapping[str, Any]) -> dict[str, Any]:
     steps, cpu = batch["step_s"][WARM:], batch["cpu_step_s"][WARM:]
     if not steps:
         raise InputError(
-            f"only {batch['reached']} of {len(batch['tokens'])} requests ever decoded together: give the engine a larger "
-            "cache (reservoir_gib), or ask for fewer requests or shorter ones"
+            f"only {batch['reached']} of {len(batch['tokens'])} requests ever decoded together: give the engine a "
+            "larger cache (reservoir_gib), or ask for fewer requests or shorter ones"
         )
     step_s = statistics.median(steps)
     return {
