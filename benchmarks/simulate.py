@@ -154,6 +154,14 @@ def seconds(*works, repeats: int = 15) -> list[float]:
     return [min(spent) for spent in times]
 
 
+def peak_bytes() -> int:
+    """The most memory that this process was resident in."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024 * next(int(x.split()[1]) for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+
+
 class Memory:
     """bytes: the most memory that this process used since, over what it used then."""
 
@@ -162,18 +170,11 @@ class Memory:
             Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
         except OSError:
             pass  # then it is the highest there ever was, and what is used below that does not show
-        self._before = self._peak()
-
-    @staticmethod
-    def _peak() -> int:
-        status = Path("/proc/self/status")
-        if not status.exists():
-            return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return 1024 * next(int(x.split()[1]) for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        self._before = peak_bytes()
 
     @property
     def bytes(self) -> int:
-        return self._peak() - self._before
+        return peak_bytes() - self._before
 
 
 def measure(n_wants: int, study: int) -> dict:

@@ -31,7 +31,7 @@ class Curves:
     peak_pages     int   [budget]  the same, at its highest
     fetched        int   [budget]  pages brought back from the reservoir
     stall_steps    int   [budget]  steps in which at least one head missed
-    head_misses    int   [head, budget]
+    head_misses    int   [head, budget];  head_wants int [head]
     n_cold         wants that were first touches: in n_wants, never misses
     """
 
@@ -52,6 +52,7 @@ class Curves:
     fetched: np.ndarray
     stall_steps: np.ndarray
     head_misses: np.ndarray = field(repr=False)
+    head_wants: np.ndarray = field(repr=False)
 
     @property
     def miss_rate(self) -> np.ndarray:
@@ -202,6 +203,7 @@ def counted(demand: Demand, policy: Policy, convention: str, n_cold: int, **coun
         n_wants=demand.n_wants,
         n_cold=n_cold,
         weight=demand.total_weight,
+        head_wants=demand.ptr[:, -1] - demand.ptr[:, 0],
         **counts,
     )
 

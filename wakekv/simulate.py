@@ -9,18 +9,20 @@ in E^k and not in E^{k-1}, holds all budgets at once, and a want at depth d miss
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from . import kernels
 from .demand import Demand
+from .errors import InputError
 from .policies import Ledger, Policy
 from .policies.classic import Recency
 from .replay import Curves, check_budgets, check_convention, counted, join, replay
 from .residency import budget_groups, limit, ranked
 
-__all__ = ["Curves", "curves", "replay"]
+__all__ = ["Curves", "curves", "replay", "streamed", "streams"]
 
 
 def curves(demand: Demand, policy: Policy, budgets=None, convention: str = "batch") -> Curves:
@@ -34,55 +36,109 @@ def curves(demand: Demand, policy: Policy, budgets=None, convention: str = "batc
     if convention == "sequential" or not kernels.AVAILABLE:
         return join([replay(demand, policy, b, convention) for b in budgets])
     policy = policy.fit(demand)
-    if policy.floor and policy.scope != "head":
+    if not policy.nested:
         return _each(demand, policy, budgets)
-    if type(policy) is Recency and policy.every == 1 and policy.scope == "head":
-        whole = _recency(demand, policy)
-    else:
-        whole = _sweep(demand, policy)
+    return _one_pass([demand], policy, budgets)
+
+
+def streamed(blocks: Iterable[Demand], policy: Policy, budgets=None) -> Curves:
+    """`curves` of a log whose wants are never in memory all at once: of blocks of its heads, one after the other.
+
+    For policies under which no head looks at another (Policy.alone), by the compiled kernels: InputError for others,
+    without numba, and as for `curves`.
+    """
+    if not streams(policy):
+        raise InputError(f"{policy!r} needs all heads at once, or numba is missing: use curves")
+    return _one_pass(blocks, policy, budgets)
+
+
+def streams(policy: Policy) -> bool:
+    """Can heads be simulated block by block? Only if the policy's own class says so: a subclass may rank otherwise."""
+    return kernels.AVAILABLE and vars(type(policy)).get("alone", False) and policy.scope == "head"
+
+
+def _one_pass(blocks: Iterable[Demand], policy: Policy, budgets) -> Curves:
+    plain = type(policy) is Recency and policy.every == 1 and policy.scope == "head"
+    tally = None
+    for demand in blocks:
+        if tally is None:
+            budgets, tally = check_budgets(budgets, demand.n_pages), _Tally(demand)
+        (_recency if plain else _sweep)(demand, policy, tally)
+    if tally is None:
+        raise InputError("no block of heads to simulate: give one at least")
+    whole = tally.curves()
     return whole if len(budgets) == len(whole.budgets) else whole.at(budgets)
 
 
-def _recency(demand: Demand, policy: Policy) -> Curves:
+class _Tally:
+    """What one pass counts, over blocks of heads one after the other."""
+
+    def __init__(self, demand: Demand):
+        self.deepest = np.zeros(demand.n_steps, np.int32)  # of the wants of each step
+        self.held, self.peak = np.zeros((2, demand.n_pages + 2), np.int64)  # by budget: over all steps, and at most
+        self.held_at: np.ndarray | None = None  # int32 [step, n + 2]: pages resident as a step ends, by bucket
+        self.total: Curves | None = None  # of the blocks so far, less what needs all of them
+        self.by_head: dict[str, list[np.ndarray]] = {"head_misses": [], "head_wants": []}
+
+    def add(self, demand: Demand, policy: Policy, count: np.ndarray, fetch_hist: np.ndarray | None) -> None:
+        """A block of heads. count float64 [head, n + 2, 2]: wants by bucket, and their weight; fetch_hist int64 [n + 2]
+        (None: what was missed)."""
+        hist = count[:, :, 0].astype(np.int64)
+        misses = _above(hist)
+        missed, later = misses.sum(0), ("mean_pages", "peak_pages", "stall_steps")
+        found = counted(
+            demand,
+            policy,
+            "batch",
+            demand.n_wants - int(hist.sum()),
+            budgets=np.arange(1, demand.n_pages + 1),
+            misses=missed,
+            missed_weight=_above(count[None, :, :, 1].sum(1))[0],
+            fetched=missed if fetch_hist is None else _above(fetch_hist[None])[0],
+            head_misses=misses,
+            **dict.fromkeys(later, hist[0, 1:-1]),
+        )
+        for name, kept in self.by_head.items():
+            kept.append(getattr(found, name))
+        summed = ("n_heads", "n_wants", "n_cold", "weight", "misses", "missed_weight", "fetched")
+        so_far = {name: getattr(self.total, name) + getattr(found, name) for name in summed} if self.total else {}
+        self.total = replace(self.total or found, **so_far)
+
+    def curves(self) -> Curves:
+        """All blocks together, at every budget."""
+        held, peak = self.held, self.peak
+        if self.held_at is not None:
+            held = np.cumsum(self.held_at.sum(0, dtype=np.int64))
+            for some in np.array_split(self.held_at, -(-len(self.held_at) // 256)):
+                peak = np.maximum(peak, np.cumsum(some, axis=1, dtype=np.int64).max(0))
+        return replace(
+            self.total,
+            mean_pages=held[1:-1] / len(self.deepest),
+            peak_pages=peak[1:-1],
+            stall_steps=_above(np.bincount(self.deepest, minlength=len(held))[None])[0],
+            **{name: np.concatenate(kept) for name, kept in self.by_head.items()},
+        )
+
+
+def _recency(demand: Demand, policy: Policy, tally: _Tally) -> None:
     """Recency with a budget a head, trimmed every step: head by head, with no ledger to keep."""
     n, cold = demand.n_pages, demand.first_touch == "cold"
     by_want = cold and policy.start == "demand"
     known = np.zeros(n, bool) if by_want else demand.created < 0
     count, fetch_hist, seen_hist = np.zeros((demand.n_heads, n + 2, 2)), *np.zeros((2, n + 2), np.int64)
-    seen, deepest = np.zeros(demand.n_heads, np.int64), np.zeros(demand.n_steps, np.int32)
+    seen = np.zeros(demand.n_heads, np.int64)
     wants = demand.ptr, demand.page, demand.weight, *demand.births, known
     if policy.reversible and not policy.sticky and by_want == cold:  # the paper's rule, where the bits apply
-        kernels.recency(*wants, cold, count, seen_hist, seen, deepest)
+        kernels.recency(*wants, cold, count, seen_hist, seen, tally.deepest)
         fetch_hist = None
     else:
-        kernels.recency_by_head(
-            *wants, by_want, cold, policy.reversible, policy.sticky, count, fetch_hist, seen_hist, seen, deepest
-        )
+        variant = by_want, cold, policy.reversible, policy.sticky
+        kernels.recency_by_head(*wants, *variant, count, fetch_hist, seen_hist, seen, tally.deepest)
     held_time, peak = np.cumsum(seen_hist[::-1])[::-1], np.cumsum(np.bincount(seen, minlength=n + 2)[::-1])[::-1]
     held_time[0] = peak[0] = 0  # of a bucket: steps of heads, and heads, that know at least so many pages
-    return _by_bucket(demand, policy, count, fetch_hist, deepest, np.cumsum(held_time), np.cumsum(peak))
-
-
-def _by_bucket(demand, policy, count, fetch_hist, deepest, held_time, peak) -> Curves:
-    """The curves at every budget, from counts by bucket (fetch_hist None: what was missed); held_time and peak [n + 2]
-    are by budget already."""
-    hist = count[:, :, 0].astype(np.int64)
-    misses = _above(hist)
-    total = misses.sum(0)
-    return counted(
-        demand,
-        policy,
-        "batch",
-        demand.n_wants - int(hist.sum()),
-        budgets=np.arange(1, demand.n_pages + 1),
-        misses=total,
-        missed_weight=_above(count[None, :, :, 1].sum(1))[0],
-        mean_pages=held_time[1:-1] / demand.n_steps,
-        peak_pages=peak[1:-1],
-        fetched=total if fetch_hist is None else _above(fetch_hist[None])[0],
-        stall_steps=_above(np.bincount(deepest, minlength=demand.n_pages + 2)[None])[0],
-        head_misses=misses,
-    )
+    tally.held += np.cumsum(held_time)
+    tally.peak += np.cumsum(peak)
+    tally.add(demand, policy, count, fetch_hist)
 
 
 def _above(hist: np.ndarray) -> np.ndarray:
@@ -108,7 +164,7 @@ def _stretches(n_steps: int, every: int) -> Iterator[tuple[int, bool]]:
         yield step, every > 0 and step % every == 0
 
 
-def _sweep(demand: Demand, policy: Policy) -> Curves:
+def _sweep(demand: Demand, policy: Policy, tally: _Tally) -> None:
     """Any order of pages that does not look at the budget, at every budget (the theorem above)."""
     n, shape = demand.n_pages, (demand.n_heads, demand.n_pages)
     seen = Ledger(demand, policy.start, policy.scope, policy.foresight)
@@ -120,8 +176,9 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
     group_start = np.concatenate([[0], np.cumsum(sizes)])
     stack, size = np.zeros(demand.n_heads * n, np.int32), np.zeros(len(sizes), np.int64)
     depth, worst = np.zeros((2, *shape), np.int32)
-    count, deepest = np.zeros((demand.n_heads, n + 2, 2)), np.zeros(demand.n_steps, np.int32)
-    fetch_hist, held, held_time, peak = np.zeros((4, n + 2), np.int64)
+    count, (fetch_hist, held) = np.zeros((demand.n_heads, n + 2, 2)), np.zeros((2, n + 2), np.int64)
+    if tally.held_at is None:
+        tally.held_at = np.zeros((demand.n_steps, n + 2), np.int32)
     demand_fetch, rerank = policy.reversible and policy.fetch == "miss", policy.fetch == "trim"
 
     def trim_all():
@@ -136,11 +193,11 @@ def _sweep(demand: Demand, policy: Policy) -> Curves:
         fetch_hist[:] = 0
     for stop, trims in _stretches(demand.n_steps, policy.every):
         seen.advance(stop, kernels.advance, depth, bucket, groups, demand_fetch, policy.sticky, worst,
-                     count, fetch_hist, deepest, held, held_time, peak)  # fmt: skip
+                     count, fetch_hist, tally.deepest, held, tally.held_at)  # fmt: skip
         if trims and (rerank or held[0]):  # else nothing has moved
             trim_all()
-        kernels.account(held, held_time, peak)
-    return _by_bucket(demand, policy, count, fetch_hist, deepest, np.cumsum(held_time), peak)
+        tally.held_at[stop - 1] += held
+    tally.add(demand, policy, count, fetch_hist)
 
 
 def _each(demand: Demand, policy: Policy, budgets: np.ndarray) -> Curves:

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 
 from wakekv import match, stats
-from wakekv.demand import Demand, demand
+from wakekv.demand import demand
 from wakekv.errors import InputError, lookup
 from wakekv.policies import POLICIES, Policy
 from wakekv.replay import Curves
 from wakekv.simulate import curves
-from wakekv.trace import Trace
+from wakekv.trace import PAGE, Trace
 
 PAPER = ("full", "frozen", "reactive", "evict", "optimum")  # the paper's four (section 5.1) and the floor below them
 KEY = ("model", "regime", "text")
@@ -105,26 +105,41 @@ def studies(
     groups: dict[tuple, list[Trace]] = {}
     for trace in traces:
         groups.setdefault(key(trace), []).append(trace)
-    joined = []
+    unit, made = options.get("unit", "head"), []
     for group in groups.values():
-        parts, kept = [], [demand(trace, **options) for trace in group] if held_out and len(group) > 1 else None
+        kept = [demand(trace, **options) for trace in group] if held_out and len(group) > 1 else None
+        found: dict[str, list[Curves]] = {name: [] for name in rules}
         for i, trace in enumerate(group):
             wants = demand(trace, **options) if kept is None else kept[i]
             own = rules if kept is None else {n: rule.held_out(kept[i - 1]) for n, rule in rules.items()}
-            found = {
-                name: curves(wants, rule, _budgets(rule, budgets, slow_budgets, wants), convention)
-                for name, rule in own.items()
-            }
-            parts.append((trace, wants.layer, wants.ptr[:, -1] - wants.ptr[:, 0], wants.n_pages, found))
-        joined.append(_joined(parts, list(rules), options.get("unit", "head")))
-    return joined
+            for name, rule in own.items():
+                asked = budgets_of(rule, wants.n_pages, budgets, slow_budgets)
+                found[name].append(curves(wants, rule, asked, convention))
+        made.append(joined(group, found, unit, options.get("page_tokens", PAGE)))
+    return made
 
 
-def _budgets(rule: Policy, budgets, slow_budgets, wants: Demand):
-    """The budgets to run a policy at, those beyond the pages of the log left out."""
-    slow = slow_budgets is not None and rule.floor and rule.scope != "head"
-    asked = slow_budgets if slow else budgets
-    return None if asked is None else [b for b in asked if b <= wants.n_pages] or [wants.n_pages]
+def joined(group: Sequence[Trace], found: dict[str, list[Curves]], unit: str, page_tokens: int = PAGE) -> Study:
+    """The Study of logs of one model, regime and kind of text; found: policy -> one Curves a log, in their order."""
+    model, regime, text = key(group[0])
+    wants = np.sum([one.head_wants for one in next(iter(found.values()))], axis=0)
+    layer = np.arange(len(wants)) // (len(wants) // group[0].manifest["model"]["n_layers"])
+    return Study(
+        model=model, regime=regime, text=text, machine=machine(group[0]), unit=unit, layer=layer, wants=wants,
+        curves=found, n_pages=min(pages(trace, page_tokens) for trace in group),
+        flagged=sum(trace.manifest["repetition"]["flagged"] for trace in group),
+    )  # fmt: skip
+
+
+def budgets_of(rule: Policy, n_pages: int, budgets, slow_budgets=None) -> list[int] | None:
+    """The budgets to run a policy at, those beyond the pages of the log left out; None: all, in one pass."""
+    asked = slow_budgets if slow_budgets is not None and not rule.nested else budgets
+    return None if asked is None else [b for b in asked if b <= n_pages] or [n_pages]
+
+
+def pages(trace: Trace, page_tokens: int = PAGE) -> int:
+    """Pages of a log, by its manifest."""
+    return -(-(trace.manifest["n_prompt"] + trace.manifest["n_steps"]) // page_tokens)
 
 
 def key(trace: Trace) -> tuple[str, str, str]:
@@ -136,14 +151,3 @@ def key(trace: Trace) -> tuple[str, str, str]:
 def machine(trace: Trace) -> str:
     """What a log was recorded on, in words."""
     return f"{trace.manifest['model']['dtype']} on {trace.manifest['device']}"
-
-
-def _joined(group: list, policies: Sequence[str], unit: str) -> Study:
-    traces, layers, wants, n_pages, found = zip(*group)
-    model, regime, text = key(traces[0])
-    return Study(
-        model=model, regime=regime, text=text, machine=machine(traces[0]), unit=unit,
-        layer=layers[0], wants=np.sum(wants, axis=0),
-        curves={name: [one[name] for one in found] for name in policies}, n_pages=min(n_pages),
-        flagged=sum(trace.manifest["repetition"]["flagged"] for trace in traces),
-    )  # fmt: skip

@@ -7,11 +7,10 @@ from .jit import AVAILABLE
 from .ledger import stamp
 from .overlap import adjacent_common
 from .recency import recency
-from .stack import account, advance, recency_by_head, restack
+from .stack import advance, recency_by_head, restack
 
 __all__ = [
     "AVAILABLE",
-    "account",
     "adjacent_common",
     "advance",
     "advance_each",

@@ -20,13 +20,13 @@ def advance(
     t0, t1, ptr, page, weight, pooled, birth_ptr, birth_page, by_want, cold, stamps, following,  # the demand
     reads, stamp_of, known, born, next_use,  # the ledger
     depth, bucket, group_of, demand_fetch, sticky, worst,  # the policy
-    count, fetch_hist, deepest, held, held_time, peak,  # the results
+    count, fetch_hist, deepest, held, held_at,  # the results
 ):  # fmt: skip
     """Steps t0..t1-1, head by head, with no trim between: count misses by bucket, bring the ledger up to date.
 
     `count` float64 [head, n + 2, 2]: wants and their weight by bucket. `held` int64 [n + 2] counts resident pages by
-    bucket; every step but the last (which a trim may follow) is added to `held_time` and `peak` here, the last by
-    `account`. Births and, under demand fetching, wants go to depth 0.
+    bucket; it is added to `held_at` int32 [step, n + 2] for every step but the last, which a trim may follow. Births
+    and, under demand fetching, wants go to depth 0.
     """
     n = len(held) - 2
     moved = np.zeros((t1 - t0, n + 2), np.int64)
@@ -69,17 +69,8 @@ def advance(
     for t in range(t1 - t0):
         held += moved[t]
         if t < t1 - t0 - 1:
-            account(held, held_time, peak)
-
-
-@njit(cache=True)
-def account(held, held_time, peak):
-    """Add one step's resident pages, by bucket, to the time held and to the highest total at each budget."""
-    total = 0
-    for b in range(len(held)):
-        held_time[b] += held[b]
-        total += held[b]
-        peak[b] = max(peak[b], total)
+            for b in range(n + 2):
+                held_at[t0 + t, b] += held[b]
 
 
 @njit(cache=True)

@@ -16,6 +16,7 @@ class Recency(Policy):
     """Least recently used goes first: WakeKV's rule (paper, section 3). With reversible=False it is `evict`."""
 
     source = "WakeKV, section 3"
+    alone = True
 
     def rank(self, seen: Ledger) -> np.ndarray:
         return seen.recency
@@ -25,6 +26,7 @@ class Recency(Policy):
 class Full(Policy):
     """Every page stays, at any budget: the ceiling of memory, the floor of misses."""
 
+    alone = True
     every: int = 0
 
     def rank(self, seen: Ledger) -> np.ndarray:
@@ -44,6 +46,7 @@ class Optimum(Policy):
 
     source = "Belady 1966"
     foresight = True
+    alone = True
     offline: bool = True
 
     def rank(self, seen: Ledger) -> np.ndarray:
@@ -56,6 +59,8 @@ class Born(Policy):
 
     (With re-admission as a new birth FIFO is no stack algorithm and has no curve: Belady's anomaly.)
     """
+
+    alone = True
 
     def rank(self, seen: Ledger) -> np.ndarray:
         return seen.born + np.arange(len(seen.created)) * 1e-9
@@ -76,6 +81,7 @@ class Random(Policy):
 class Frequency(Policy):
     """Least often wanted goes first, each want counting `keep` times less with every step that passes (1: LFU)."""
 
+    alone = True
     keep: float = 1.0
 
     def __post_init__(self):

@@ -40,6 +40,7 @@ class Policy:
     What the survey of methods (the paper's Figure 1a) asks of each, as plain class attributes:
     source      where the rule was published
     foresight   is handed the future (Ledger.next_use), as the optimum is; such a policy is `offline`
+    alone       a head's pages depend on no other head's, if the scope is the head: heads can be simulated in blocks
     roles       when heads come to be treated unequally: "offline", "prefill", "decode"; "" if they never are
     withheld    numbers this policy does not get, by their name in Curves, each with the reason a page-level log cannot
                 give it; tables and figures print the reason in place of the number
@@ -48,6 +49,7 @@ class Policy:
     source: ClassVar[str] = ""
     roles: ClassVar[str] = ""
     foresight: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
     withheld: ClassVar[Mapping[str, str]] = {}
 
     reversible: bool = True
@@ -88,6 +90,11 @@ class Policy:
         has nothing to calibrate."""
         fitted = self.fit(*demands)
         return self if fitted is self else fitted.but(offline=False)
+
+    @property
+    def nested(self) -> bool:
+        """Do the pages at one budget hold those at every smaller one? Then one pass gives all budgets (simulate.py)."""
+        return not (self.floor and self.scope != "head")
 
     @property
     def when(self) -> str:

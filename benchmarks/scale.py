@@ -1,0 +1,288 @@
+"""A log larger than memory: written, verified and simulated a few heads at a time; and how time and memory grow.
+
+    OMP_NUM_THREADS=1 python benchmarks/scale.py --json --out benchmarks/results/scale.json
+
+The log is made up (100,000 tokens, 4096 steps, 1024 heads, and as many weights a row as make it larger than this
+machine's memory), needs --folder a disk of 30 GB, and is gone afterwards. Each part runs in a process of its own, whose
+peak resident memory is read when it ends.
+
+write      the log, head by head, by the steps of writing that the recorder uses, and its hashes
+verify     every byte against its manifest
+simulate   a policy at every budget, from the disk: seconds, wants a second, peak memory
+small      the same of a log of an ordinary size;  rate_ratio: wants a second of the large one over those of the small
+journal    the recorder's own journal, step by step and then turned head-major, at --journal-k weights a row
+growth     seconds and memory of simulating as one size grows and the others stay (drawing.scale.growth shows it)
+
+Exits with 1 if simulating took more than --ceiling bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from simulate import peak_bytes
+
+from wakekv.blocks import simulate
+from wakekv.claims import hardware
+from wakekv.journal import Journal
+from wakekv.kernels.jit import njit
+from wakekv.policies import POLICIES
+from wakekv.trace import PAGE, layout, publish, verify, write_array, write_manifest
+
+POLICY = ("reactive", "evict", "optimum")
+GROWS, GROWTH = ("tokens", "steps", "heads"), ("reactive", "optimum")  # sizes that grow; policies meanwhile
+GROUP, HEAD_DIM = 4, 8  # query heads a KV head; small, as no policy here looks at keys
+
+
+@dataclass(frozen=True)
+class Size:
+    """A made-up log: `wants` pages a head and step, k / wants tokens of each."""
+
+    tokens: int
+    steps: int
+    heads: int
+    k: int
+    wants: int
+
+    @property
+    def manifest(self) -> dict:
+        """That of a log of this size, without its files."""
+        model = {
+            "name": "made-up", "source": {}, "weights_sha256": "0" * 64, "dtype": "float32", "n_layers": 1,
+            "n_heads": self.heads, "n_kv_heads": self.heads // GROUP, "head_dim": HEAD_DIM, "windows": [None],
+        }  # fmt: skip
+        prompt = {"regime": "made-up", "seed": 0, "text_sha256": "0" * 64, "needle": [], "params": asdict(self)}
+        return {
+            "model": model, "prompt": prompt, "n_prompt": self.tokens - self.steps, "n_steps": self.steps, "k": self.k,
+            "page_tokens": PAGE, "text": {"mode": "made-up"}, "agreement": 1.0, "device": "none", "threads": 1,
+            "repetition": {"rate": 0.0, "rule": "", "flagged": False}, "versions": {}, "key": "0" * 64,
+        }  # fmt: skip
+
+    @property
+    def n_bytes(self) -> int:
+        sizes = layout(self.manifest).values()
+        return sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in sizes)
+
+
+@njit(cache=True)
+def _draw(first, n_prompt, wants, hot, state, positions, weights, top):
+    """Some steps of one head, from step `first`: nine wants in ten from `hot` pages, the others from all there are,
+    and then hot. positions uint [step, k], ascending; state uint64 [1], the head's own random numbers."""
+    each, chosen = positions.shape[1] // wants, np.empty(wants, np.int64)
+    seen = np.zeros((n_prompt + first + len(positions)) // 16 + 1, np.int32)
+    for t in range(len(positions)):
+        whole = (n_prompt + first + t) // 16  # pages that are full
+        n = 0
+        while n < wants:
+            state[0] ^= state[0] << np.uint64(13)
+            state[0] ^= state[0] >> np.uint64(7)
+            state[0] ^= state[0] << np.uint64(17)
+            place = np.int64((state[0] >> np.uint64(32)) % np.uint64(len(hot)))
+            if state[0] % np.uint64(10) == 0:
+                hot[place] = np.int64((state[0] >> np.uint64(20)) % np.uint64(whole))
+            page = hot[place]
+            if page < whole and seen[page] != t + 1:
+                seen[page] = t + 1
+                chosen[n] = page
+                n += 1
+        chosen.sort()
+        for i in range(wants):
+            weight = np.float32(1 + (chosen[i] * 7919 + first + t) % wants) / (wants * wants * each)
+            for j in range(each):
+                positions[t, i * each + j] = chosen[i] * 16 + j
+                weights[t, i * each + j] = weight
+        top[t] = chosen[0] * 16
+
+
+class Heads:
+    """Made-up heads, each the same numbers whether it is drawn alone, step by step or all at once."""
+
+    def __init__(self, size: Size):
+        self.size, sizes = size, layout(size.manifest)
+        self.dtype = sizes["positions"][0]
+        rng = np.random.default_rng(0)
+        self.hot = rng.integers(0, size.manifest["n_prompt"] // PAGE, (size.heads, 4 * size.wants))
+        self.state = rng.integers(1, 1 << 62, (size.heads, 1)).astype(np.uint64)
+
+    def draw(self, head: int, first: int, stop: int) -> dict[str, np.ndarray]:
+        """What one head reads at steps first..stop-1, those before having been drawn: positions, weights, top."""
+        shape, n_prompt = (stop - first, self.size.k), self.size.manifest["n_prompt"]
+        positions, weights, top = (
+            np.empty(shape, self.dtype),
+            np.empty(shape, np.float32),
+            np.empty(shape[0], self.dtype),
+        )
+        _draw(first, n_prompt, self.size.wants, self.hot[head], self.state[head], positions, weights, top)
+        return {"positions": positions, "weights": weights.astype(np.float16), "top": top}
+
+    def step(self, step: int) -> dict[str, np.ndarray]:
+        """The same of all heads at one step, for a journal."""
+        drawn = [self.draw(head, step, step + 1) for head in range(self.size.heads)]
+        masses = dict.fromkeys(
+            ("needle_mass", "sink_mass", "local_mass", "entropy"), np.zeros(self.size.heads, np.float32)
+        )
+        return masses | {name: np.stack([one[name][0] for one in drawn]) for name in drawn[0]}
+
+
+def write(size: Size, path: Path) -> None:
+    """A made-up log, one array after the other, one head at a time."""
+    part = path.with_name(f"{path.name}.part")
+    part.mkdir(parents=True)
+    for name, (dtype, shape) in layout(size.manifest).items():
+        write_array(part, name, _blocks(name, size, dtype, shape), dtype, shape)
+    write_manifest(part, size.manifest)
+    publish(part, path)
+
+
+def _blocks(name: str, size: Size, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    if name in ("positions", "weights", "top"):
+        heads = Heads(size)
+        yield from (heads.draw(head, 0, size.steps)[name] for head in range(size.heads))
+    else:
+        yield from (np.zeros(shape[1:] or 1, dtype) for _ in range(shape[0]))
+
+
+def journal(size: Size, path: Path) -> None:
+    """The same log as the recorder keeps it: a step at a time, then turned head-major."""
+    kept, heads = Journal(path, size.manifest, resume=False), Heads(size)
+    try:
+        for step in range(size.steps):
+            kept.put(step, 0, 0, heads.step(step))
+        names = ("tokens", "choice", "prompt_pages", "key_means")
+        kept.finish(
+            size.manifest,
+            {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout(size.manifest).items() if name in names},
+        )
+    finally:
+        kept.close()
+
+
+def run(path: Path, policy: str, budgets: int | None) -> int:
+    """Simulate a log from disk; its wants."""
+    return simulate(path, POLICIES[policy], budgets and np.arange(1, budgets + 1)).n_wants
+
+
+def part(what: str, asked: dict, repeats: int) -> dict:
+    """One part in this process: its fastest run of some, and the most memory it was resident in."""
+    work = {
+        "write": lambda path, **size: write(Size(**size), path),
+        "journal": lambda path, **size: journal(Size(**size), path),
+        "verify": verify,
+        "simulate": run,
+    }[what]
+    asked = asked | {"path": Path(asked["path"])}
+    if what == "simulate":  # compile
+        with tempfile.TemporaryDirectory() as folder:
+            write(Size(600, 8, GROUP, 16, 8), Path(folder) / "tiny")
+            run(Path(folder) / "tiny", asked["policy"], None)
+    spent = []
+    for _ in range(repeats):
+        wall, cpu = time.perf_counter(), time.process_time()
+        wants = work(**asked)
+        spent.append((time.process_time() - cpu, time.perf_counter() - wall))
+    cpu, wall = min(spent)
+    found = {"seconds": round(wall, 3), "cpu_seconds": round(cpu, 3), "peak_bytes": peak_bytes()}
+    return found | ({"wants": wants, "wants_per_s": round(wants / cpu)} if wants else {})
+
+
+def alone(what: str, path: Path, repeats: int = 1, **asked) -> dict:
+    """One part in a process of its own."""
+    told = json.dumps({"what": what, "asked": {"path": str(path), **asked}, "repeats": repeats})
+    done = subprocess.run([sys.executable, __file__, "--part", told], stdout=subprocess.PIPE, text=True, check=True)
+    print(f"{what} {asked}: {done.stdout.strip()}", file=sys.stderr)
+    return json.loads(done.stdout)
+
+
+def measured(size: Size, folder: Path, repeats: int) -> dict:
+    """A log written, verified and simulated; removed afterwards."""
+    path = folder / "log"
+    try:
+        found = {"size": asdict(size), "log_bytes": size.n_bytes, "write": alone("write", path, **asdict(size))}
+        found["verify"] = alone("verify", path)
+        found["simulate"] = {name: alone("simulate", path, repeats, policy=name, budgets=None) for name in POLICY}
+        return found
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def growth(base: Size, factors: list[int], budgets: list[int], folder: Path, repeats: int) -> list[dict]:
+    """Rows: grows (tokens, heads, steps or budgets), at, policy, seconds, peak_bytes, all else as in `base`."""
+    sizes = [(name, replace(base, **{name: factor * getattr(base, name)})) for name in GROWS for factor in factors]
+    rows = []
+    for name, size in [*sizes, ("budgets", base)]:
+        path = folder / "log"
+        try:
+            alone("write", path, **asdict(size))
+            for policy, n in itertools.product(GROWTH, budgets if name == "budgets" else [None]):
+                found = alone("simulate", path, repeats, policy=policy, budgets=n)
+                at = n or getattr(size, name)
+                rows.append({"grows": name, "at": at, "policy": policy, **found})
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+    return rows
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict:
+    big = Size(options.tokens, options.steps, options.heads, options.k, options.wants)
+    small = replace(big, tokens=min(5000, big.tokens), steps=min(320, big.steps), heads=min(64, big.heads))
+    base = Size(*(min(most, own) for most, own in zip((8192, 1024, 64), (big.tokens, big.steps, big.heads))), 64, 32)
+    found = {"memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "ceiling_bytes": options.ceiling}
+    found["small"] = measured(small, folder, 3)
+    budgets = [budget for budget in (1, 4, 16, 64, 256) if budget <= base.tokens // PAGE]
+    found["growth"] = growth(base, options.factors, budgets, folder, 3)
+    found["journal"] = {
+        "k": options.journal_k,
+        **alone("journal", folder / "log", **asdict(replace(big, k=options.journal_k, wants=options.journal_k // 2))),
+    }
+    shutil.rmtree(folder / "log")
+    found["big"] = measured(big, folder, 1)
+    rates = [{name: found[which]["simulate"][name]["wants_per_s"] for name in POLICY} for which in ("big", "small")]
+    found["rate_ratio"] = {name: round(rates[0][name] / rates[1][name], 3) for name in POLICY}
+    most = max(one["peak_bytes"] for one in found["big"]["simulate"].values())
+    return found | {"peak_bytes": most, "within_ceiling": most <= options.ceiling}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--tokens", type=int, default=100_000, help="of the large log (default: %(default)s)")
+    add("--steps", type=int, default=4096, help="decode steps of it (default: %(default)s)")
+    add("--heads", type=int, default=1024, help="query heads of it (default: %(default)s)")
+    add("--k", type=int, default=1024, help="weights a head and step of it (default: %(default)s, 26 GB)")
+    add("--wants", type=int, default=128, help="pages a head and step of it (default: %(default)s)")
+    add("--journal-k", type=int, default=64, help="weights a head and step in the journal (default: %(default)s)")
+    add("--factors", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="by which sizes grow (default: %(default)s)")
+    add("--ceiling", type=int, default=2 << 30, help="bytes that simulating may take (default: 2 GiB)")
+    add("--folder", type=Path, help="where the logs lie meanwhile (default: a temporary folder)")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--out", type=Path, help="a file for the same, with the hardware and the command")
+    add("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps(part(**json.loads(options.part))))
+        return 0
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        result = measure(options, Path(folder))
+    if options.out:
+        told = {"hardware": hardware(), "command": shlex.join(["python", *sys.argv]), "result": result}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result) if options.json else json.dumps(result, indent=1))
+    return int(not result["within_ceiling"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

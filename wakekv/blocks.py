@@ -1,0 +1,50 @@
+"""Logs larger than memory: a few heads at a time, straight from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from wakekv.demand import Demand, demand
+from wakekv.policies import Policy
+from wakekv.replay import Curves
+from wakekv.shipped import open_log
+from wakekv.simulate import curves, streamed, streams
+from wakekv.trace import Trace, open_trace
+
+READS = 1 << 22  # logged weights of a block, about: a quarter of a gigabyte while they become wants
+
+
+def blocks(path: Path | str, reads: int = READS, **options) -> Iterator[Demand]:
+    """The demand of the log at `path` in blocks of whole KV heads, in order; a shipped log is one block.
+
+    The log is opened anew for each block, so that what was mapped of it leaves memory again.
+    options: as for `demand` (unit, first_touch, page_tokens, k). Raises what `open_log` and `demand` raise.
+    """
+    log = open_log(path)
+    if not isinstance(log, Trace):
+        yield demand(log, **options)
+        return
+    at_once = max(1, reads // (log.group * log.n_steps * log.k))
+    for first in range(0, log.n_kv_heads, at_once):
+        yield _block(open_trace(path), first, min(first + at_once, log.n_kv_heads), options)
+
+
+def simulate(path: Path | str, policy: Policy, budgets=None, convention: str = "batch", **options) -> Curves:
+    """`curves` of the log at `path`, in the memory of one block where the policy allows it (Policy.alone): equal but
+    for the last bits of sums of weights. Raises what `blocks` and `curves` raise."""
+    if convention == "batch" and streams(policy):
+        return streamed(blocks(path, **options), policy, budgets)
+    return curves(demand(open_log(path), **options), policy, budgets, convention)
+
+
+def _block(log: Trace, first: int, stop: int, options: dict) -> Demand:
+    """The demand of KV heads first..stop-1 alone."""
+    heads = slice(first * log.group, stop * log.group)
+    read = {name: getattr(log, name)[heads] for name in ("positions", "weights", "prompt_pages")}
+    one_layer = log.manifest | {"model": log.manifest["model"] | {"n_layers": 1}}  # the layers follow below
+    part = replace(log, manifest=one_layer, key_means=log.key_means[first:stop], **read)
+    wants = demand(part, **options)
+    layer = log.layer[heads][:: log.group if wants.unit == "kv_head" else 1]
+    return replace(wants, layer=layer.astype(wants.layer.dtype))
