@@ -24,7 +24,7 @@ from wakekv.replay import replay
 from wakekv.trace import save_trace
 
 COMMANDS = [commands.record, commands.simulate, commands.quality, commands.verify, commands.reproduce, commands.models,
-            commands.claims, commands.document, reviewing.tables, reviewing.pack, reviewing.compare,
+            commands.claims, commands.document, reviewing.tables, reviewing.study, reviewing.pack, reviewing.compare,
             reviewing.spotcheck, reviewing.site]  # fmt: skip
 
 

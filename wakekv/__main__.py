@@ -15,6 +15,7 @@ from wakekv import __version__, commands, reviewing
 from wakekv.errors import WakeKVError
 
 EXTRAS = {"torch": "models", "transformers": "models", "papermill": "notebooks", "matplotlib": "figures"}
+EXTRAS |= dict.fromkeys(("distributed", "joblib", "fsspec"), "cluster")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -166,6 +167,18 @@ def _parser() -> argparse.ArgumentParser:
     add = command(reviewing.tables)
     add("log", nargs="*", metavar="LOG", help="shipped logs, or directories of whole ones (all in artifact/logs)")
     add("--out", required=True, metavar="DIR", help="tables go to DIR/tables")
+
+    add = command(reviewing.study)
+    add("log", nargs="+", metavar="LOG", help="logs or folders of logs, here or in a store (s3://...)")
+    add("--policies", default="", metavar="P,P", help="such as reactive,evict (the paper's four and the optimum)")
+    add("--budgets", default="8,16,32,64", metavar="B,B", help="pages per head (%(default)s, the paper's)")
+    add("--models", default="", metavar="NAME,NAME", help="logs of these models only (all)")
+    add("--regimes", default="", metavar="NAME,NAME", help="logs of these regimes only (all)")
+    add("--unit", default="head", choices=("head", "kv_head"), help="query heads or KV heads (%(default)s)")
+    add("--first-touch", default="cold", choices=("cold", "warm"), help="start empty or not (%(default)s)")
+    add("--jobs", type=int, default=1, metavar="N", help="processes on this machine (%(default)s)")
+    add("--dask", metavar="ADDRESS", help="a Dask scheduler whose workers to use instead, tcp://host:8786")
+    add("--out", required=True, metavar="DIR", help="results; a study that lies there goes on")
 
     add = command(reviewing.pack)
     add("log", nargs="+", metavar="LOG", help="directories of logs")

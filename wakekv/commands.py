@@ -65,21 +65,17 @@ def simulate(options: argparse.Namespace) -> None:
       python -m wakekv simulate LOG --policy evict --unit kv_head --first-touch warm
       python -m wakekv simulate artifact/logs/smollm2-135m_niah_d25_s0.npz --policy reactive
     """
-    from wakekv.demand import demand
+    from wakekv import blocks
     from wakekv.policies import POLICIES
-    from wakekv.shipped import open_log
-    from wakekv.simulate import curves
 
     policy = lookup(options.policy, POLICIES, "policy")
-    budgets = _numbers(options.budgets)
-    wants = demand(open_log(options.trace), unit=options.unit, first_touch=options.first_touch)
-    found = curves(wants, policy, budgets, convention=options.convention)
+    rules = {"first_touch": options.first_touch, "convention": options.convention}
+    found = blocks.simulate(options.trace, policy, numbers(options.budgets), unit=options.unit, **rules)
     columns = {name: getattr(found, name).tolist() for name in ("budgets", "miss_rate", "mean_pages", "peak_pages")}
     if options.json:
-        rules = {"first_touch": options.first_touch, "convention": options.convention}
         print(json.dumps({"policy": options.policy, "head_unit": options.unit, **columns, **rules}))
         return
-    print(f"{options.policy} in {options.unit}s, {options.first_touch}, {options.convention}, {wants.n_pages} pages")
+    print(f"{options.policy} in {options.unit}s, {options.first_touch}, {options.convention}, {found.n_wants:,} wants")
     print("".join(f"{name:>12}" for name in columns))
     for budget, miss_rate, mean, peak in zip(*columns.values()):
         print(f"{budget:>12}{miss_rate:>12.4f}{mean:>12.1f}{peak:>12.0f}")
@@ -110,11 +106,11 @@ def plan(options: argparse.Namespace) -> None:
         options.step_ms / 1e3,
         options.max_slowdown,
         options.max_at_risk,
-        [name for name in options.policies.split(",") if name],
+        names(options.policies),
         options.dtype,
         batch=options.batch,
     )
-    print(json.dumps(planning.as_json(made)) if options.json else planning.as_text(made, _numbers(options.budgets)))
+    print(json.dumps(planning.as_json(made)) if options.json else planning.as_text(made, numbers(options.budgets)))
 
 
 def quality(options: argparse.Namespace) -> None:
@@ -132,8 +128,8 @@ def quality(options: argparse.Namespace) -> None:
     from wakekv import longbench, models
     from wakekv.quality import accuracy, needles
 
-    budgets, lengths = (_numbers(getattr(options, name), f"--{name}") for name in ("budgets", "lengths"))
-    depths, seeds = _numbers(options.depths, "--depths", float), range(options.seeds)
+    budgets, lengths = (numbers(getattr(options, name), f"--{name}") for name in ("budgets", "lengths"))
+    depths, seeds = numbers(options.depths, "--depths", float), range(options.seeds)
     if not seeds or min(budgets) < 1:
         raise InputError(f"--seeds and --budgets count from 1, not {options.seeds} and {options.budgets}")
     if options.longbench:
@@ -218,8 +214,7 @@ def reproduce(options: argparse.Namespace) -> None:
     """
     from wakekv.reproduce import reproduce
 
-    settings = dict(_setting(text) for text in options.parameter)
-    only = [name for text in options.only for name in text.split(",") if name]
+    only, settings = names(",".join(options.only)), dict(_setting(text) for text in options.parameter)
     reproduce(options.profile, options.out, only=only, force=options.force, settings=settings)
 
 
@@ -284,7 +279,12 @@ def document(options: argparse.Namespace) -> None:
     print(f"{artifact.MANIFEST}: {artifact.check()} files")
 
 
-def _numbers(text: str, name: str = "--budgets", kind: type = int) -> list:
+def names(text: str) -> list[str]:
+    """Of names with commas between."""
+    return [name for name in text.split(",") if name]
+
+
+def numbers(text: str, name: str = "--budgets", kind: type = int) -> list:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:

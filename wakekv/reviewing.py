@@ -1,12 +1,16 @@
-"""Commands for whoever checks the work: tables from shipped logs, comparing runs, spot checks, the pages to read."""
+"""Commands for whoever checks the work or widens it: tables from shipped logs, studies, comparing runs, spot checks,
+the pages to read."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from wakekv.claims import ROOT, published
+from wakekv.commands import names, numbers
 from wakekv.errors import InputError
 from wakekv.files import writable
 
@@ -51,6 +55,49 @@ def tables(options: argparse.Namespace) -> None:
         table.save(folder, name)
     print(made["04_sweep"].markdown(), end="")
     print(f"{len(logs)} logs; {', '.join(made)} in {folder}")
+
+
+def study(options: argparse.Namespace) -> int:
+    """Policies over many logs, in several processes or on a cluster.
+
+    Models x regimes x prompts x policies x budgets as tasks that know nothing of each other: a log under a policy, at
+    all budgets where one pass gives them. Each result is kept in OUT/tasks under a hash of the log, the policy, the
+    rules and the code: a study that was stopped goes on, a second run does nothing, and what comes out does not depend
+    on how many workers there were. What fails is told in a line each, the rest is kept, and the exit status is 1.
+    OUT/study.csv: miss rates of all prompts of a model and regime together, with 95 % intervals over prompts;
+    OUT/prompts.csv: every log on its own. LOG: a log, a shipped one, a folder of them, or such a place in a store that
+    fsspec knows (s3://bucket/logs takes pip install s3fs). Workers of a cluster need the same wakekv, and read the logs
+    themselves: give URLs that they reach. A worker that dies loses no task.
+
+    examples:
+      python -m wakekv study artifact/logs --policies reactive,evict,optimum --jobs 2 --out runs/study
+      python -m wakekv study runs/default/traces --models gemma3-270m --regimes niah,cot --jobs 4 --out runs/study
+      python -m wakekv study s3://bucket/logs --dask tcp://scheduler:8786 --out runs/study
+    """
+    from wakekv import tasks
+    from wakekv.study import PAPER
+
+    if options.jobs < 1:
+        raise InputError(f"--jobs counts processes from 1, not {options.jobs}")
+    if options.dask:
+        from distributed import Client
+
+    with Client(options.dask) if options.dask else nullcontext() as client:
+        failed = tasks.study(
+            options.log,
+            options.out,
+            policies=names(options.policies) or PAPER,
+            budgets=numbers(options.budgets),
+            models=names(options.models),
+            regimes=names(options.regimes),
+            unit=options.unit,
+            first_touch=options.first_touch,
+            jobs=options.jobs,
+            client=client,
+        )
+    for task, why in failed.items():
+        print(f"wakekv: failed: {task}: {why}", file=sys.stderr)
+    return int(bool(failed))
 
 
 def pack(options: argparse.Namespace) -> None:
