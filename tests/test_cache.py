@@ -119,7 +119,8 @@ def test_prefill_in_chunks_equals_prefill_at_once(kind, padding):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"policy": "lfu"}, {"policy": "pooled"}, {"policy": "evict"}, {"mode": "lagged", "every": 2}]
+    "settings",
+    [{}, {"policy": "lfu"}, {"policy": "pooled", "least": 1.0}, {"policy": "evict"}, {"mode": "lagged", "every": 2}],
 )
 def test_a_padded_sequence_reads_what_it_would_alone(settings):
     """Its pages count from its own first token only if the padding is whole pages; then nothing differs."""
@@ -291,6 +292,8 @@ def test_a_detached_model_is_as_it_was(fails):
         ({"budget": 2, "mode": "often"}, "mode must be one of exact, lagged, eps"),
         ({"budget": 2, "kernel": "flash"}, "kernel must be one of"),
         ({"budget": 2, "every": 4}, "every=4 is for mode='lagged'"),
+        ({"budget": 2, "least": -1.0}, "least must be 0 or more"),
+        ({"budget": 2, "least": 1.0, "mode": "eps", "eps": 1.0}, "and 0 in mode 'eps'"),
         ({"budget": 2, "mode": "eps"}, "go together"),
         ({"budget": 2, "mode": "eps", "eps": -1.0}, "go together"),
         ({"budget": 2, "mode": "eps", "eps": 1.0, "policy": "evict"}, "take a reversible policy"),

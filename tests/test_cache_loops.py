@@ -84,11 +84,14 @@ def test_a_view_follows_its_tensor_and_is_not_taken_along_by_a_copy():
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("n", [1, 6, 40, 50])
-def test_what_is_chosen_is_what_torch_chooses(seed, n, plainly):
+@pytest.mark.parametrize("least", [0.0, 1.5])
+def test_what_is_chosen_is_what_torch_chooses(seed, n, least, plainly):
     score = random(7, 40, seed=seed) * (300 if seed == 4 else 1)  # weights that are 0 in float32 as well
     score[2, :30] = -torch.inf
     slot_of = torch.from_numpy(np.random.default_rng(seed).integers(-1, 2, (7, 64)))
-    ours, twin = host.choose(score, n, slot_of), plainly(host.choose, score, n, slot_of)
+    asked = score, n, slot_of, None, least
+    ours, twin = host.choose(*asked), plainly(host.choose, *asked)
+    assert least or torch.equal(ours.real, score.gather(1, ours.page) > -torch.inf)
     for r in range(7):  # pages that do not exist are in no order
         for a, b in zip(ours, twin, strict=True):
             assert torch.equal(a[r][ours.real[r]], b[r][twin.real[r]])

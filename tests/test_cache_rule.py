@@ -76,6 +76,14 @@ def test_ranking_after_attention_follows_the_same_rule(name, every):
     assert_replayed(POLICIES[name], *decode(name, mode="lagged", every=every))
 
 
+@pytest.mark.parametrize("name", ["reactive", "pooled"])
+def test_heads_that_want_different_numbers_of_pages_follow_the_same_rule(name):
+    cache, seen = decode(name, least=1.0)
+    counts = np.diff(cache.demands()[1].ptr, axis=1)
+    assert counts.min() < counts.max() <= 3
+    assert_replayed(POLICIES[name], cache, seen)
+
+
 @pytest.mark.parametrize("name", ["reactive", "evict", "pooled"])
 @pytest.mark.parametrize("settings", [{}, {"mode": "lagged", "every": 3}])
 def test_without_compiled_loops_the_rule_is_the_same(name, settings, monkeypatch):

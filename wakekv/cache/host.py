@@ -30,24 +30,28 @@ class Wanted(NamedTuple):
     absent: torch.Tensor
 
 
-def choose(score: torch.Tensor, n: int, slot_of: torch.Tensor, among: torch.Tensor | None = None) -> Wanted:
+def choose(
+    score: torch.Tensor, n: int, slot_of: torch.Tensor, among: torch.Tensor | None = None, least: float = 0.0
+) -> Wanted:
     """The n pages of highest score [row, page], `among` some (bool [row, page]) or all, in the canonical order of
-    wants. A score is the maximum of a page's bounds over the group; -inf says that there is no page."""
+    wants; only those with a weight of `least` times the mean or more. A score is the maximum of a page's bounds over
+    the group; -inf says that there is no page."""
+    floor = least / (score > -torch.inf).sum(1) if least else score.new_zeros(len(score))  # a row's weights sum to 1
     if among is None and loops.serves(score):
-        return _chosen(score, min(n, score.shape[1]), slot_of)
+        return _chosen(score, min(n, score.shape[1]), slot_of, floor)
     best = score if among is None else score.masked_fill(~among, -torch.inf)
     page = best.topk(min(n, score.shape[1]), sorted=False).indices.sort(1).values
     weight = torch.softmax(score, 1).gather(1, page)
     order = weight.argsort(dim=1, stable=True)
     page, weight = page.gather(1, order), weight.gather(1, order)
-    real = best.gather(1, page) > -torch.inf
+    real = (best.gather(1, page) > -torch.inf) & (weight >= floor[:, None])
     return Wanted(page, weight, real, real & (slot_of.gather(1, page) == EMPTY))
 
 
-def _chosen(score: torch.Tensor, n: int, slot_of: torch.Tensor) -> Wanted:
+def _chosen(score: torch.Tensor, n: int, slot_of: torch.Tensor, floor: torch.Tensor) -> Wanted:
     page = slot_of.new_empty(len(score), n)
     wanted = Wanted(page, score.new_empty(page.shape), *(page.new_empty(page.shape, dtype=torch.bool) for _ in "ra"))
-    bits = (x.contiguous().view(torch.int32).numpy() for x in (score, torch.softmax(score, 1)))
+    bits = (x.contiguous().view(torch.int32).numpy() for x in (score, torch.softmax(score, 1), floor))
     loops.choose(*bits, slot_of.numpy(), wanted.page.numpy(), wanted.weight.view(torch.int32).numpy(),
                  wanted.real.numpy(), wanted.absent.numpy())  # fmt: skip
     return wanted
@@ -56,11 +60,15 @@ def _chosen(score: torch.Tensor, n: int, slot_of: torch.Tensor) -> Wanted:
 class Host:
     """What both hosts do: keep `wants` (one Wants a sequence), count, and go back where a step fails.
 
-    layers: those with pages, in order;  budget: pages a head;  lagged: wants take effect as the step ends
+    layers: those with pages, in order;  budget: pages a head;  lagged: wants take effect as the step ends;  least: the
+    least weight of a want, as `choose` has it
     """
 
-    def __init__(self, layers: list[PagedLayer], policy: Policy, budget: int, books: Books, lagged: bool):
-        self.layers, self.policy, self.budget, self.books, self.lagged = layers, policy, budget, books, lagged
+    def __init__(
+        self, layers: list[PagedLayer], policy: Policy, budget: int, books: Books, lagged: bool, least: float = 0.0
+    ):
+        self.layers, self.policy, self.budget, self.books = layers, policy, budget, books
+        self.lagged, self.least = lagged, least
         first = layers[0]
         pads = [0] * (first.n_rows // first.n_kv) if first.n_pad is None else first.n_pad[:: first.n_kv].tolist()
         self.firsts = [pad // first.sizes.page for pad in pads]  # each sequence's first page that is not all padding
@@ -120,7 +128,7 @@ class Host:
         """A layer wants the n pages of highest score (see `choose`) in this step."""
         if layer.index not in self._before:
             self._before[layer.index] = layer.pool.tables()
-        self._wanted[layer.index] = choose(score, n, self._before[layer.index][0], among)
+        self._wanted[layer.index] = choose(score, n, self._before[layer.index][0], among, self.least)
         self.bring(layer, self._wanted[layer.index])
 
     def fetch(self, layer: PagedLayer, rows, pages, places=None) -> tuple[torch.Tensor, ...] | None:

@@ -170,8 +170,9 @@ def ascending(bits):
 
 
 @njit(cache=True)
-def choose(best, share, slot_of, page, weight, real, absent):
-    """host.choose: best and share int32 [row, page], bits of scores and of weights; the rest [row, want], written."""
+def choose(best, share, floor, slot_of, page, weight, real, absent):
+    """host.choose: best and share int32 [row, page], bits of scores and of weights; floor int32 [row], of the least
+    weight; slot_of [row, page]; the rest [row, want], written."""
     n_rows, n = best.shape
     k = page.shape[1]
     order, chosen = np.empty(n, np.int64), np.empty(k, np.int64)
@@ -186,7 +187,7 @@ def choose(best, share, slot_of, page, weight, real, absent):
         for j in range(k):
             t = chosen[j] & 0xFFFFFFFF
             page[r, j], weight[r, j] = t, share[r, t]
-            real[r, j] = ascending(best[r, t]) > LEAST
+            real[r, j] = ascending(best[r, t]) > LEAST and share[r, t] >= floor[r]
             absent[r, j] = real[r, j] and slot_of[r, t] == NOWHERE
 
 

@@ -27,7 +27,9 @@ class Settings:
                   (a bound, as a length of the output of each head) is at most `eps`; 0 is the full cache.
                   Attention reads the fast tier: under recency what the step's trim leaves, under other policies, which
                   trim as the step ends, what was resident and what was brought, for which there is room meanwhile
-    wants         pages a KV head wants in a step; no more than the budget are
+    wants         pages a KV head wants in a step, the best; no more than the budget are
+    least         of these only pages that, were all bounds logits, would have `least` times the mean weight or more, so
+                  that a head with its eye on few pages wants few; 0: all of them
     page          tokens a page;  max_tokens: the most tokens a sequence can have (default: the model's own limit)
     block         tokens read at once by a pass of many tokens: prefill in chunks of this size needs no more fast memory
                   than one chunk of tokens, one block and the digests, and after it the budget
@@ -43,6 +45,7 @@ class Settings:
     every: int = 1
     eps: float | None = None
     wants: int = 32
+    least: float = 0.0
     page: int = 16
     max_tokens: int | None = None
     block: int = 1024
@@ -67,6 +70,10 @@ class Settings:
             raise InputError("mode='eps' and eps, a number from 0 up, go together")
         if self.mode == "eps" and not (self.policy.reversible and self.policy.fetch == "miss"):
             raise InputError("mode='eps' fetches what it needs: take a reversible policy that fetches on a miss")
+        if not self.least >= 0 or (self.least and self.mode == "eps"):
+            raise InputError(
+                f"least must be 0 or more, and 0 in mode 'eps', which fetches what it needs: {self.least!r}"
+            )
         if self.mode == "eps" and self.kernel != "matmul":
             raise InputError("mode='eps' needs the scores at hand: take kernel='matmul'")
         if self.policy.offline:

@@ -62,7 +62,7 @@ class Steps:
         """The policy is asked which pages of the prompt stay."""
         settings, books = self.settings, self.books
         kind = Swapping if Swapping.serves(settings.policy) and settings.mode != "eps" else Settling
-        host = kind(self.paged, settings.policy, self.budget, books, settings.mode == "lagged")
+        host = kind(self.paged, settings.policy, self.budget, books, settings.mode == "lagged", settings.least)
         host.admit()
         self.host = host
         books.admitted_bytes, books.fetched_bytes, books.fetched = books.fetched_bytes, 0, 0
