@@ -64,7 +64,7 @@ def test_other_questions_other_code_and_another_machine_are_measured_again(tmp_p
     small(tmp_path).contest()
     small(tmp_path, budgets=(5,)).contest()
     assert len(counted) == 4
-    monkeypatch.setattr(results, "_code", lambda: {"machine": "another"})
+    monkeypatch.setattr(results, "_code", lambda home: {"machine": "another"})
     small(tmp_path, budgets=(5,)).contest()
     assert len(counted) == 6
 
@@ -93,7 +93,8 @@ def test_a_process_that_was_killed_is_told_in_one_line_and_what_was_done_is_kept
 
 
 def test_the_code_that_counts_is_what_measures_and_not_the_pictures():
-    code = results._code()
+    code = results._code("wakekv.trials")
+    assert "wakekv/tiers/trial.py" in results._code("wakekv.tiers.trial").keys() - code.keys()
     assert {"wakekv/trials.py", "wakekv/witness.py", "wakekv/cache/cache.py", "torch"} <= set(code)
     assert not any("drawing" in name or "twins" in name for name in code)
 
@@ -122,6 +123,8 @@ ASKED = {  # a small question of each kind
     "parts": {"context": 60, "budget": 2, "steps": 5},
     "needles": {"length": 60, "depth": 0.5, "seeds": (0,), "budgets": (2,), "n_tokens": 4},
     "growth": {"contexts": (48, 80), "budget": 2, "steps": 4},
+    "pools": {"regime": "niah", "seed": 1, "length": 60, "budgets": (2, 3), "n_tokens": 5},
+    "foreseen": {"regime": "niah", "seed": 1, "length": 60, "budget": 2, "n_tokens": 5},
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -27,7 +28,7 @@ from wakekv.files import write_json
 from wakekv.profiles import PROFILES, Profile
 from wakekv.sources import files_of
 
-CODE = "from wakekv import models, trials"
+HOMES = {"tiers": "wakekv.tiers.trial"}  # kinds of trials that are not in wakekv.trials
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Sizes:
     needle_*  the map of needles;  contexts: growth;  timed: the context of the split of a step
     budget, steps  of what is timed;  exact, greedy: tokens of a prompt, and after it, compared with a full cache
     watched   tokens fed before and while one head is watched
+    pool_*    one budget for all heads: prompts of each regime (seeds held out)
+    tier_*    the tiers: passages, tokens that count, thresholds of a*
     """
 
     length: int
@@ -57,6 +60,14 @@ class Sizes:
     exact: int
     greedy: int
     watched: int
+    pool_length: int
+    pool_seeds: tuple[int, ...]
+    pool_budgets: tuple[int, ...]
+    pool_tokens: int
+    tier_length: int
+    tier_seeds: tuple[int, ...]
+    tier_tokens: int
+    tier_thresholds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,37 @@ class Bench:
         s = self.sizes
         return self._one("growth", "growth", {"contexts": s.contexts, "budget": s.budget, "steps": s.steps})
 
+    def pools(self) -> list[dict]:
+        """Rows of `trials.pools`, all prompts."""
+        s = self.sizes
+        asked = {"length": s.pool_length, "budgets": s.pool_budgets, "n_tokens": s.pool_tokens}
+        jobs = {
+            f"pools_{regime}_s{seed}": {"regime": regime, "seed": seed, **asked}
+            for regime in s.regimes
+            for seed in s.pool_seeds
+        }
+        return sum(self._all("pools", jobs), [])
+
+    def pool_needles(self) -> list[dict]:
+        """Rows of `quality.needles` under the rules of `trials.POOLS`, all depths."""
+        s = self.sizes
+        asked = {"seeds": s.pool_seeds[:1], "budgets": s.pool_budgets[:1], "n_tokens": s.needle_tokens}
+        asked |= {"length": s.needle_lengths[-1], "least": 1.0, "among": "pools"}
+        jobs = {f"pool_needles_d{round(100 * depth):02d}": {"depth": depth, **asked} for depth in s.needle_depths}
+        return sum(self._all("needles", jobs), [])
+
+    def foreseen(self) -> list[dict]:
+        """Rows of `trials.foreseen`, one prompt."""
+        s = self.sizes
+        asked = {"regime": s.regimes[0], "seed": s.pool_seeds[0], "length": s.length, "n_tokens": s.n_tokens}
+        return self._one("foreseen", "foreseen", {**asked, "budget": s.pool_budgets[0]})
+
+    def tiers(self) -> list[dict]:
+        """What `tiers.trial.contest` returns, of each passage."""
+        s = self.sizes
+        asked = {"length": s.tier_length, "n_tokens": s.tier_tokens, "thresholds": s.tier_thresholds, "at": 0.02}
+        return self._all("tiers", {f"tiers_s{seed}": {"seed": seed, **asked} for seed in s.tier_seeds})
+
     @property
     def about(self) -> str:
         """What was measured on what, for the foot of a picture."""
@@ -165,9 +207,8 @@ def _one_thread() -> None:
 
 def _timed(kind: str, asked: Mapping, model: Mapping) -> tuple[Any, dict[str, float]]:
     wall, cpu = time.monotonic(), time.process_time()
-    from wakekv.trials import TRIALS  # torch: only where something is measured
-
-    result = TRIALS[kind](_loaded(**model), **asked)
+    trials = importlib.import_module(_home(kind)).TRIALS  # torch: only where something is measured
+    result = trials[kind](_loaded(**model), **asked)
     return result, {"seconds_s": time.monotonic() - wall, "cpu_s": time.process_time() - cpu}
 
 
@@ -181,14 +222,18 @@ def _loaded(model: str, dtype: str, device: str):
     return load(model, dtype=dtype, device=device)
 
 
+def _home(kind: str) -> str:
+    return HOMES.get(kind, "wakekv.trials")
+
+
 @functools.cache
-def _code() -> dict[str, str]:
+def _code(home: str) -> dict[str, str]:
     versions = {package: version(package) for package in ("torch", "transformers")}
-    return versions | files_of(ast.parse(CODE)) | {"machine": hardware()}
+    return versions | files_of(ast.parse(f"import wakekv.models, {home}")) | {"machine": hardware()}
 
 
 def _key(kind: str, asked: Mapping, model: Mapping) -> str:
-    return hashlib.sha256(json.dumps([kind, asked, model, _code()], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([kind, asked, model, _code(_home(kind))], sort_keys=True).encode()).hexdigest()
 
 
 def _kept(path: Path, key: str) -> Any:
@@ -204,17 +249,23 @@ SIZES = {
         length=550, seeds=(0,), regimes=("niah",), budgets=(8, 16), n_tokens=6,
         needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(8,), needle_tokens=20,
         contexts=(128, 256), timed=256, budget=8, steps=5, exact=300, greedy=8, watched=14,
+        pool_length=550, pool_seeds=(1,), pool_budgets=(8,), pool_tokens=6,
+        tier_length=200, tier_seeds=(0,), tier_tokens=8, tier_thresholds=(0.02, 0.05),
     ),
     "default": Sizes(
         length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=64,
         needle_lengths=(1000, 2000), needle_depths=(0.1, 0.5, 0.9), needle_seeds=(0,), needle_budgets=(8, 32),
         needle_tokens=24, contexts=(1000, 2000, 4000, 8000), timed=2000, budget=64, steps=18,
         exact=800, greedy=24, watched=40,
+        pool_length=2000, pool_seeds=(1, 2), pool_budgets=(16, 32), pool_tokens=66,
+        tier_length=1000, tier_seeds=(0, 1, 2), tier_tokens=128, tier_thresholds=(0.01, 0.02, 0.03, 0.05),
     ),
     "full": Sizes(
         length=5000, seeds=(0, 1, 2, 3, 4), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64, 128), n_tokens=128,
         needle_lengths=(2000, 4000, 8000), needle_depths=(0.1, 0.3, 0.5, 0.7, 0.9), needle_seeds=(0, 1, 2),
         needle_budgets=(8, 32, 128), needle_tokens=32, contexts=(1000, 2000, 4000, 8000, 16000),
         timed=8000, budget=64, steps=34, exact=2000, greedy=64, watched=40,
+        pool_length=5000, pool_seeds=(1, 2, 3, 4), pool_budgets=(32, 64, 128), pool_tokens=130,
+        tier_length=4000, tier_seeds=(0, 1, 2, 3, 4), tier_tokens=256, tier_thresholds=(0.01, 0.02, 0.03, 0.04, 0.05),
     ),
 }  # fmt: skip

@@ -97,8 +97,9 @@ def rounded(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def overlap(asked: torch.Tensor, vectors: torch.Tensor, n: int) -> float:
-    """The share of the n best units of each question, asked [row, question, d], that are still among them once vectors
-    [row, unit, d] are kept in 8 bits."""
+    """The share of the n best units (or all, if there are fewer) of each question, asked [row, question, d], that are
+    still among them once vectors [row, unit, d] are kept in 8 bits."""
+    n = min(n, vectors.shape[1])
     exact, coarse = (torch.bmm(asked, x.transpose(1, 2)).topk(n).indices for x in (vectors, rounded(vectors)))
     same = exact[..., None] == coarse[..., None, :]
     return float(same.any(-1).float().mean())
