@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
 import platform
 import statistics
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 from wakekv.errors import InputError, lookup
 from wakekv.files import write_json
 from wakekv.loads import Load, Question
-from wakekv.vllm.arm import Arm
+from wakekv.vllm.arm import Arm, read_demands
 from wakekv.vllm.engine import installed
 from wakekv.vllm.settings import Settings
 
@@ -109,9 +108,11 @@ class Pair:
 
     def forced(self, settings: Mapping | None, load: Load, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Log-probabilities by request, [token] of float32 [vocabulary], as the texts are fed after the prompts."""
+        from safetensors.torch import load_file
+
         with tempfile.TemporaryDirectory() as folder:
             self.arm(settings).ask("forced", prompts=load.prompts, texts=texts, file=f"{folder}/kept")
-            return pickle.loads(Path(folder, "kept").read_bytes())  # from our own other process
+            return load_file(f"{folder}/kept")
 
     def answers(self, settings: Mapping | None, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[list[int]]:
         """Greedy text of n_tokens after each prompt."""
@@ -123,7 +124,7 @@ class Pair:
         with tempfile.TemporaryDirectory() as folder:
             arm.ask("generate", prompts=load.prompts, n_tokens=load.n_tokens)
             arm.ask("demands", file=f"{folder}/demands")
-            return list(pickle.loads(Path(folder, "demands").read_bytes()).values())
+            return list(read_demands(f"{folder}/demands").values())
 
 
 def timed(batch: Mapping[str, Any]) -> dict[str, Any]:

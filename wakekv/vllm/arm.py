@@ -4,7 +4,7 @@
     {"generate": {"prompts": [[...]], "n_tokens": n}}  -> tokens and times
     {"serve": {"requests": [...]}}    as Engine.serve
     {"forced": {"prompts": [[...]], "texts": [[...]], "file": path}}  feeds the texts; log-probabilities go to the file
-    {"forget": {}}    what the engine has cached of earlier prompts
+    {"forget": {}}    what the engine has cached of earlier prompts;  {"free_blocks": {}}    of its cache
     {"set": {...}}, {"books": {}}, {"tiers": {}}, {"demands": {"file": path}}    the plugin's worker; see remote.py
 
 An answer is {"ok": ...}, or {"error": one line}. `Arm` is the other end.
@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from wakekv.demand import Demand
 from wakekv.errors import WakeKVError
 
 SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -86,22 +90,51 @@ def answer(engine: Any, what: str, arguments: dict) -> tuple[Any, Any]:
     if what == "serve":
         return engine, engine.serve(**arguments)
     if what == "forced":
+        import torch
+        from safetensors.torch import save_file
+
         from wakekv.vllm.forced import KEPT
 
         texts = arguments["texts"]
         extra = [{"text": text, "name": str(i)} for i, text in enumerate(texts)]
         batch = engine.generate(arguments["prompts"], len(texts[0]), extra=extra)
-        with open(arguments["file"], "wb") as file:
-            pickle.dump({name: list(rows) for name, rows in KEPT.items()}, file)
+        save_file({name: torch.stack(list(rows.values())) for name, rows in KEPT.items()}, arguments["file"])
         KEPT.clear()
         return engine, vars(batch)
     if what == "forget":
         return engine, engine.llm.reset_prefix_cache()
+    if what == "free_blocks":
+        return engine, engine.free_blocks()
     if what == "demands":
-        with open(arguments["file"], "wb") as file:
-            pickle.dump(engine.ask("demands"), file)
+        write_demands(engine.ask("demands"), arguments["file"])
         return engine, {}
     return engine, engine.ask(what, **arguments)
+
+
+def write_demands(demands: Mapping[str, Demand], file: str | Path) -> None:
+    """What requests wanted, as plain arrays; what is no array stands as JSON beside them."""
+    from safetensors.numpy import save_file
+
+    arrays, others = {}, {}
+    for name, demand in demands.items():
+        values = {field.name: getattr(demand, field.name) for field in fields(demand)}
+        others[name] = {field: value for field, value in values.items() if not isinstance(value, np.ndarray)}
+        arrays |= {
+            f"{name} {field}": np.ascontiguousarray(values[field]) for field in values if field not in others[name]
+        }
+    save_file(arrays, file, {"others": json.dumps(others)})
+
+
+def read_demands(file: str | Path) -> dict[str, Demand]:
+    """What `write_demands` wrote."""
+    from safetensors import safe_open
+
+    names = [field.name for field in fields(Demand)]
+    with safe_open(file, "np") as held:
+        return {
+            name: Demand(**own, **{f: held.get_tensor(f"{name} {f}") for f in names if f not in own})
+            for name, own in json.loads(held.metadata()["others"]).items()
+        }
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-KEPT: dict[str, list[torch.Tensor]] = {}  # by name: float32 [vocabulary] log-probabilities, a token each
+KEPT: dict[str, dict[int, torch.Tensor]] = {}  # by name and token: float32 [vocabulary] log-probabilities
 
 
 class Forced(AdapterLogitsProcessor):
@@ -21,11 +21,11 @@ class Forced(AdapterLogitsProcessor):
         extra = params.extra_args or {}
         if "text" not in extra:
             return None
-        text, kept = extra["text"], KEPT.setdefault(extra["name"], [])
+        text, kept = extra["text"], KEPT.setdefault(extra["name"], {})
 
         def force(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-            at = len(output_ids)
-            kept.append(torch.log_softmax(logits.float(), -1))
+            at = len(output_ids)  # after a part of a prompt, too: the whole one overwrites it
+            kept[at] = torch.log_softmax(logits.float(), -1)
             forced = torch.full_like(logits, -torch.inf)
             forced[text[at]] = 0.0
             return forced
