@@ -1,7 +1,8 @@
-"""A file is written whole or not at all, a place is tried before the work begins, and a manifest tells what is wrong."""
+"""A file is written whole or not at all; a place is tried before the work begins; a manifest tells what is wrong."""
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import shutil
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from wakekv.claims import ROOT
 from wakekv.errors import InputError
 from wakekv.files import difference, entries, refuse_taken, replacing, sha256, writable, write, write_json
 
@@ -93,6 +95,27 @@ def test_what_is_there_is_not_written_over(tmp_path):
     assert refuse_taken(tmp_path / "free") == tmp_path / "free"
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "wakekv").rglob("*.py")), ids=lambda path: path.name)
+def test_nothing_is_pickled(path):
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    imported |= {
+        node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+    }
+    assert not imported & {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    for call in calls:
+        name = ast.unparse(call.func)
+        assert name not in ("torch.load", "torch.save", "pd.read_pickle", "joblib.load", "joblib.dump")
+        if name in ("np.load", "np.lib.format.read_array", "np.lib.format.write_array", "np.save"):
+            assert ast.unparse(call).endswith("allow_pickle=False)"), ast.unparse(call)
+
+
+LINK = "is a link or a folder, not a file"
+
+
 @pytest.fixture
 def listed(tmp_path):
     for name in ("one", "two"):
@@ -108,8 +131,8 @@ def listed(tmp_path):
         (lambda p: (p / "two").write_text("twö"[:2] + "x"), ("two", "does not match its sha256")),
         (lambda p: (p / "one").unlink(), ("one", "is missing")),
         (lambda p: (p / "six").touch(), ("six", "is not in the manifest")),
-        (lambda p: ((p / "one").unlink(), (p / "one").symlink_to(p / "two")), ("one", "is a link or a folder, not a file")),
-        (lambda p: ((p / "one").unlink(), (p / "one").mkdir()), ("one", "is a link or a folder, not a file")),
+        (lambda p: ((p / "one").unlink(), (p / "one").symlink_to(p / "two")), ("one", LINK)),
+        (lambda p: ((p / "one").unlink(), (p / "one").mkdir()), ("one", LINK)),
     ],
     ids=["whole", "cut", "flipped", "missing", "extra", "link", "folder"],
 )  # fmt: skip

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from wakekv import serving
+from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
 from wakekv.loads import Load, Question
+from wakekv.vllm.arm import read_demands, write_demands
 
 
 class FakePair:
@@ -132,3 +136,13 @@ def test_the_sweep_names_its_configurations_and_refuses_others():
     assert list(serving.chosen(["stock", "reactive-r4"], table)) == ["stock", "reactive-r4"]
     with pytest.raises(InputError, match="did you mean"):
         serving.chosen(["reactive-r3"], table)
+
+
+def test_what_requests_wanted_comes_through_a_file_as_it_was(make_trace, tmp_path):
+    sent = {"0": demand(make_trace(n_steps=5)), "cmpl-1 a": Demand.from_lists([[[1, 2], [3]]], first_touch="warm")}
+    write_demands(sent, tmp_path / "wanted")
+    back = read_demands(tmp_path / "wanted")
+    assert list(back) == list(sent)
+    for name, one in sent.items():
+        for field in fields(Demand):
+            np.testing.assert_array_equal(getattr(back[name], field.name), getattr(one, field.name))
