@@ -2,6 +2,7 @@
 # make smoke       the same in minutes, tiny
 # make test        the tests
 # make test-vllm   the tests of the plugin in the real engine, in an environment of its own (.venv-vllm, 3.4 GB)
+# make test-vllm-long   eight prompts of 2k to 4k tokens there, too: five minutes
 # make lint        format and lint, changing nothing
 # make reference   maintainers: make the results of the default run those that the repository shows
 # make reproduce-doc   run every block of REPRODUCE.md, in smoke mode: a quarter of an hour
@@ -24,7 +25,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: reproduce reproduce-doc smoke test test-vllm lint reference agree torture clean
+.PHONY: reproduce reproduce-doc smoke test test-vllm test-vllm-long lint reference agree torture clean
 .DEFAULT_GOAL := reproduce
 
 reproduce: .venv/installed
@@ -38,6 +39,9 @@ test: .venv/installed
 
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/engine
+
+test-vllm-long: .venv-vllm/installed
+	WAKEKV_LONG=1 .venv-vllm/bin/python -m pytest tests/engine/test_engine.py -k long
 
 lint: .venv/installed
 	$(PY) -m ruff format --check .

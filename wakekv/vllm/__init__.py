@@ -6,8 +6,8 @@
 or, from Python, wakekv.vllm.engine.start(model, Settings(...)). Without the variable the engine is untouched.
 
 settings.py what can be asked; scoring.py and kernels.py compiled loops; tier.py the fast tier; steps.py a decode step;
-backend.py which requests decode; cpu.py and cuda.py a device; plugin.py how the engine comes to use it; remote.py what
-a worker answers; engine.py starts an engine and feeds it.
+backend.py which requests decode; scheduler.py what happens to those that lose their place; cpu.py and cuda.py a device;
+plugin.py how the engine comes to use it; remote.py what a worker answers; engine.py starts an engine and feeds it.
 """
 
 from __future__ import annotations

@@ -110,6 +110,8 @@ def checked(layers: dict[str, Any], tier_dtype: str) -> None:
     """InputError for a model whose attention this plugin would get wrong."""
     for name, layer in layers.items():
         impl = layer.impl
+        if not hasattr(impl, "tier"):
+            raise InputError(f"the engine chose {type(impl).__name__} for {name}, which this plugin does not extend")
         for what, value, plain in (
             ("a sliding window", getattr(impl, "sliding_window", -1), (-1, None, (-1, -1))),
             ("ALiBi slopes", getattr(impl, "alibi_slopes", None), (None,)),

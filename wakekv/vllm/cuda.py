@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
-from vllm.v1.attention.backend import MultipleOf
+from vllm.utils.torch_utils import canonicalize_singleton_dim_strides, get_accelerator_view_from_cpu_tensor
 from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 
 
 class Backend(FlashAttentionBackend):
-    @classmethod
-    def get_supported_kernel_block_sizes(cls, kv_cache_spec=None) -> list[int | MultipleOf]:
-        return [MultipleOf(16)]
-
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         return (KVCacheLayout.LBHNC,)  # a page of one KV head in one piece
@@ -103,7 +98,8 @@ class Impl(FlashAttentionImpl):
         decoding = split.decoding if isinstance(split.decoding, slice) else split.decoding.to(query.device)
         mine, out = query[decoding], output[decoding]
         index = tier.names[layer.layer_name]
-        keys, values = tier.pools[index].transpose(1, 2).split(tier.d, dim=-1)
+        halves = tier.pools[index].transpose(1, 2).split(tier.d, dim=-1)
+        keys, values = (canonicalize_singleton_dim_strides(x) for x in halves)
         rows = len(mine) * tier.n_kv
         starts, lengths, longest = split.kernel
 

@@ -112,6 +112,11 @@ class Engine:
             raise InputError(f"an engine without the plugin has no {what}")
         return self.llm.collective_rpc(f"wakekv_{what}", kwargs=arguments)[0]
 
+    def free_blocks(self) -> int:
+        """Blocks of the engine's cache that no request holds. Its core is in this process; see QUIET."""
+        core = self.llm.llm_engine.engine_core.engine_core
+        return core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
     def drain(self) -> None:
         """Let the engine notice that requests have ended; one in a process of its own does so by itself."""
         if hasattr(self.llm.llm_engine.engine_core, "engine_core"):
@@ -162,8 +167,7 @@ class Engine:
         from vllm import SamplingParams, TokensPrompt
 
         sampling = SamplingParams(
-            temperature=0.0, max_tokens=n_tokens, min_tokens=n_tokens, ignore_eos=True, detokenize=False,
-            extra_args=extra,
+            temperature=0.0, max_tokens=n_tokens, ignore_eos=True, detokenize=False, extra_args=extra
         )  # fmt: skip
         self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), sampling)
 

@@ -1,4 +1,4 @@
-"""How the engine comes to use our worker: its platform's own check of a configuration, with ours before it."""
+"""How the engine comes to use our worker and scheduler: its platform's own check of a configuration, ours before it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 from typing import Any
 
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from wakekv.errors import InputError
 from wakekv.vllm.settings import Settings
 
+SCHEDULER = "wakekv.vllm.scheduler.Scheduler"
 WORKERS = {"cpu": "wakekv.vllm.cpu.Worker", "cuda": "wakekv.vllm.cuda.Worker"}
 
 
@@ -32,12 +34,12 @@ def install() -> None:
 
 
 def ask(config: Any, settings: Settings, device: str) -> None:
-    """Our worker and our page size in a configuration. InputError for what the plugin does not handle."""
+    """Our worker, scheduler and page size in a configuration. InputError for what the plugin does not handle."""
     if device not in WORKERS:
         raise InputError(f"the plugin runs on {' and '.join(WORKERS)}, not on {device}")
     parallel, cache = config.parallel_config, config.cache_config
-    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-        raise InputError("the plugin runs on one device: leave tensor and pipeline parallelism at 1")
+    if parallel.world_size > 1:
+        raise InputError("the plugin runs on one device: leave tensor, pipeline and context parallelism at 1")
     if config.speculative_config is not None:
         raise InputError("speculative decoding is not handled: leave it off")
     if cache.user_specified_block_size and cache.block_size != settings.page:
@@ -46,3 +48,11 @@ def ask(config: Any, settings: Settings, device: str) -> None:
     if parallel.worker_cls not in ("auto", WORKERS[device]):
         raise InputError(f"the worker {parallel.worker_cls} is not the plugin's: leave worker_cls out")
     parallel.worker_cls = WORKERS[device]
+    if device == "cuda":  # on some devices the engine would choose another
+        if config.attention_config.backend not in (None, AttentionBackendEnum.FLASH_ATTN):
+            raise InputError(f"the plugin attends with FLASH_ATTN, not {config.attention_config.backend.name}")
+        config.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
+    scheduler = config.scheduler_config
+    if scheduler.scheduler_cls not in (None, SCHEDULER):
+        raise InputError(f"the scheduler {scheduler.scheduler_cls} is not the plugin's: leave scheduler_cls out")
+    scheduler.scheduler_cls, scheduler.async_scheduling = SCHEDULER, False

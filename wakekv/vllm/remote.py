@@ -42,8 +42,9 @@ class Remote:
         return self.tier.take_books()
 
     def wakekv_tiers(self) -> dict[str, Any]:
-        """Bytes by tier, how many requests hold pages on the fast one, and what the slow one is."""
-        return {**self.tier.tiers(), "slow_tier": self.slow_tier, "sequences": len(self.tier.sequences)}
+        """Bytes by tier, what the slow one is, how many requests hold pages on the fast one, and how many pages."""
+        held = {"sequences": len(self.tier.sequences), "resident": int((self.tier.where >= 0).sum())}
+        return {**self.tier.tiers(), "slow_tier": self.slow_tier, **held}
 
     def wakekv_demands(self) -> dict[str, Demand]:
         """What finished requests wanted, by name, where it was recorded; each is handed out once."""

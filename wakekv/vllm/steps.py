@@ -130,7 +130,6 @@ def _admit(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: f
             for k, i in enumerate(some):
                 sequence = tier.sequences[step.names[i]]
                 sequence.first[layer] = (tier.wants[k].copy(), tier.found[k].copy())
-    books.admitted_bytes = books.admitted * tier.page_bytes
 
 
 def _rank(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: float) -> None:

@@ -23,25 +23,20 @@ NOTHING = np.zeros((0, 0, 0), np.float32)
 class Books:
     """Sums over sequences, layers and KV heads since they were last taken.
 
-    steps           decode steps (of the engine);  tokens: of sequences
-    wants, misses, fetched: pages;  fetched_bytes;  stall_s: seconds in which a step waited for pages
+    steps     decode steps (of the engine);  tokens: of sequences
+    stall_s   seconds in which a step waited for pages
     score_s, attend_s, place_s: seconds of ranking, of attention, of open and closed pages
-    admitted, admitted_bytes: pages moved in as decoding began;  admit_s: how long that took
-    preempted       requests that lost their place and begin anew
+    admitted  pages moved in as decoding began;  admit_s: how long that took
+    preempted requests that lost their place and begin anew
     """
 
     steps: int = 0
     tokens: int = 0
-    wants: int = 0
-    misses: int = 0
-    fetched: int = 0
-    fetched_bytes: int = 0
     stall_s: float = 0.0
     score_s: float = 0.0
     attend_s: float = 0.0
     place_s: float = 0.0
     admitted: int = 0
-    admitted_bytes: int = 0
     admit_s: float = 0.0
     preempted: int = 0
 
@@ -150,12 +145,11 @@ class FastTier:
                 self.finished[name] = sequence
 
     def take_books(self) -> dict[str, float]:
-        """The books, which start again from nothing."""
-        books, self.books = self.books, Books()
-        books.wants, books.misses, books.fetched = (int(x) for x in self.counts)
-        books.fetched_bytes = books.fetched * self.page_bytes
+        """The books, which start again from nothing, and pages wanted, missed, fetched, and the bytes that moved."""
+        books, self.books = vars(self.books), Books()
+        books |= zip(("wants", "misses", "fetched"), self.counts.tolist())
         self.counts[:] = 0
-        return dict(vars(books))
+        return books | {f"{name}_bytes": books[name] * self.page_bytes for name in ("fetched", "admitted")}
 
     def tiers(self) -> dict[str, int]:
         """Bytes: on the fast tier pools, digests and tables; slow: the reservoir, all of the engine's own cache."""

@@ -1,7 +1,8 @@
 """The fast tier in torch operations, for a device whose memory the compiled loops cannot reach.
 
 Tables and the rule stay on the host and are those of the CPU; keys, digests, pools and copies are where the engine's
-layers are. A ranking scores there and brings the scores over: one synchronisation a layer and ranking.
+layers are. A ranking scores there and brings the scores over, and then waits for the pages that come: so on a GPU
+score_s and stall_s are what they say, and attend_s is only the time to launch.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class TorchTier(FastTier):
             origin = self.reservoirs[layer] if kind == RESERVOIR else pool
             to, at = (torch.from_numpy(np.ascontiguousarray(x)).to(self.device) for x in (into[some], at))
             pool.index_copy_(0, to, origin.index_select(0, at))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # so that the time spent waiting for pages is the copies' own
 
     def copy_open(self, layer: int, seqs: np.ndarray, blocks: np.ndarray) -> None:
         heads = np.arange(self.n_kv)
