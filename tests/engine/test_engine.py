@@ -10,7 +10,6 @@ import pytest
 import transformers
 from engines import ALL, RULES, arm, name_of
 from safetensors.torch import load_file
-from safetensors.torch import load_file
 
 from wakekv.errors import WakeKVError
 from wakekv.models import fetch
