@@ -1,10 +1,9 @@
 """How fast does a model decode with a reversible cache, and how far does it stray? One run, one machine, one thread.
 
     OMP_NUM_THREADS=1 python benchmarks/cache.py --json --out benchmarks/results/cache.json
-    OMP_NUM_THREADS=1 python benchmarks/cache.py --contexts 1000 2000 4000 8000 --batch 1 --steps 18 --out growth.json
 
 All caches read the same passages of an encyclopaedia, a different one for each sequence of the batch, and are fed what
-follows, token by token and taking turns. Of the first of ours, at the longest context:
+follows, token by token and taking turns. Of the first of ours:
 
 vs_dynamic     seconds a step with transformers' DynamicCache over seconds a step with ours, medians
 vs_static      the same for a preallocated cache, the faster of two: transformers' StaticCache, which repeats keys over
@@ -34,7 +33,7 @@ from wakekv.models import load
 
 
 def verdict(rows: list[dict]) -> dict:
-    """The numbers above, of the rows of `system.measure` for one context."""
+    """The numbers above, of the rows of `system.measure`."""
     theirs = {row["settings"]: row for row in rows if not row["asked"]}
     ours, *others = (row for row in rows if row["asked"])
     found = {"context": ours["context"], "batch": ours["batch"], "settings": ours["asked"]}
@@ -51,8 +50,7 @@ def verdict(rows: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[6000], help="default: %(default)s")
-    for name, default in (("batch", 4), ("steps", 66), ("budget", 96), ("wants", 32)):
+    for name, default in (("context", 6000), ("batch", 4), ("steps", 66), ("budget", 96), ("wants", 32)):
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     parser.add_argument("--every", type=int, nargs="*", default=[], help="lagged ones beside the exact one")
     parser.add_argument("--destructive", action="store_true", help="its twin that keeps nothing beside it")
@@ -65,9 +63,9 @@ def main() -> None:
     lagged = [{**ours, "mode": "lagged", "every": every} for every in asked.every]
     twin = [{**ours, "mode": "exact", "policy": "evict"}] if asked.destructive else []
     caches = [{**ours, "mode": "exact"}, *lagged, *twin]  # each holds the text once more, as do both of transformers'
-    sizes = {"contexts": asked.contexts, "batches": [asked.batch], "steps": asked.steps}
-    rows = system.sweep(loaded, caches, **sizes, chunk=max(asked.contexts), **ours)
-    result = verdict([row for row in rows if row["context"] == max(asked.contexts)])
+    sizes = {"contexts": [asked.context], "batches": [asked.batch], "steps": asked.steps}
+    rows = system.sweep(loaded, caches, **sizes, chunk=asked.context, **ours)
+    result = verdict(rows)
     if asked.out:
         start = ReversibleCache(loaded.model.config, **ours)
         told = {"command": shlex.join(["python", *sys.argv]), "dtype": "float32", **sizes}

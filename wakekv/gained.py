@@ -13,11 +13,27 @@ from wakekv.demand import Demand
 from wakekv.policies import POLICIES, Policy
 from wakekv.simulate import curves
 from wakekv.tables import Table
+from wakekv.twins import ALL, cells, estimated
 
 SPLITS = {  # names of the fixed splits of a budget among heads, each under per-head recency
     "own": "fixed split, best for this very log",
     "other_prompt": "fixed split, best for another prompt",
     "other_regime": "fixed split, best for another regime",
+}
+IN_CACHE = {  # of `trials.pools`: what -> (its number in each row, its name, how it is shown); counted
+    "miss_rate": (lambda r: r["miss_rate"], "miss rate", ".3f"),
+    "misses": (lambda r: r["misses"], "misses a step", ",.0f"),
+    "fetched_mb": (lambda r: r["fetched_bytes"] / 1e6, "MB fetched a step", ".2f"),
+    "kl_mean": (lambda r: r["kl_mean"], "KL to full", ".4f"),
+    "agreement": (lambda r: r["agreement"], "top-1 agreement", ".3f"),
+    "over_budget": (lambda r: r["over_budget"], "fast tier over budget", ".2f"),
+}
+IN_TIME = {  # and timed
+    "stall_ms": (lambda r: 1e3 * r["stall_s"], "waiting, ms a step", ".2f"),
+    "settle_ms": (lambda r: 1e3 * r["settle_s"], "trimming, ms a step", ".2f"),
+    "step_cpu_ms": (lambda r: 1e3 * r["step_cpu_s"], "CPU ms a step", ".1f"),
+    "step_ms": (lambda r: 1e3 * r["step_s"], "ms a step", ".1f"),
+    "tokens_per_s": (lambda r: r["tokens_per_s"], "tokens a second", ".1f"),
 }
 SCOPES = {"commons, layer": "layer", "optimum, layer": "layer"}  # the others move memory over the whole model
 
@@ -181,6 +197,42 @@ def chance(logs: Mapping[str, tuple[Demand, Policy]], budgets: Sequence[int]) ->
     shown = shown.map("{:.0%}".format).replace("nan%", "–")
     shown.columns = [f"B = {b}" for b in shown.columns]
     return Table(numbers, shown.reset_index())
+
+
+def in_cache(rows: Sequence[Mapping], resamples: int = stats.RESAMPLES) -> Table:
+    """What the rules miss, fetch and stray in a real cache, budget by budget; from the rows of `trials.pools`.
+
+    numbers: those of `twins.estimated`, less: than the first arm's.  shown: all prompts together.
+    """
+    return _real(rows, IN_CACHE, resamples)
+
+
+def in_time(rows: Sequence[Mapping], resamples: int = stats.RESAMPLES) -> Table:
+    """The same, timed: a step, and what of it is waiting and trimming."""
+    return _real(rows, IN_TIME, resamples)
+
+
+def _real(rows: Sequence[Mapping], quantities: Mapping, resamples: int) -> Table:
+    numbers = estimated(rows, quantities, list(dict.fromkeys(row["arm"] for row in rows)), resamples)
+    whole = numbers[numbers["regime"] == ALL].groupby(["budget", "arm"], sort=False)
+    shown = [{"B": str(budget), "cache": arm} | cells(group, quantities) for (budget, arm), group in whole]
+    return Table(numbers, pd.DataFrame(shown))
+
+
+def predicted(rows: Sequence[Mapping]) -> Table:
+    """What a plan foresees of fetches and waiting, from a log and from the cache's own wants, and what a cache then
+    does; from the rows of `trials.foreseen`. off: the plan's number over the cache's, less 1."""
+    numbers = pd.DataFrame(rows)
+    for source in ("log", "wants"):
+        for what in ("fetches", "stall_ms"):
+            numbers[f"{source}_{what}_off"] = numbers[f"{source}_{what}"] / numbers[what] - 1
+    shown = numbers[["policy"]].assign(B=numbers["budget"].astype(str))
+    for what, label, form in ("fetches", "fetches a step", ",.1f"), ("stall_ms", "waiting, ms a step", ".2f"):
+        shown[label] = numbers[what].map(f"{{:{form}}}".format)
+        for source, says in ("log", "planned from the log"), ("wants", "from the cache's wants"):
+            pairs = zip(numbers[f"{source}_{what}"], numbers[f"{source}_{what}_off"])
+            shown[f"{label}, {says}"] = [f"{value:{form}} ({off:+.0%})" for value, off in pairs]
+    return Table(numbers, shown)
 
 
 def where(flows: Sequence[Flow]) -> Table:

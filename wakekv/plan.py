@@ -143,9 +143,7 @@ def _rows(
     steps = np.array([one.n_steps for one in found], float)
     pages = np.array([one.mean_pages for one in found])  # [prompt, budget]
     fetched = np.array([one.fetched for one in found])
-    most = np.array([[len(np.unique(one.layer)) * one.n_steps] for one in wants])  # a wait a layer and step
-    waited = np.minimum(batch * np.array([waits(rule, c, w) for c, w in zip(found, wants)]), most)
-    stall = link.seconds(batch * fetched * page_bytes, waited)
+    stall = np.array([stall_s(rule, c, w, page_bytes, link, batch) for c, w in zip(found, wants)])
     lost = np.array([c.missed_weight if not rule.reversible or rule.fetch == "trim" else 0 * c.misses for c in found])
     weight = np.array([one.weight for one in found])
     peak = np.max([one.peak_pages for one in found], axis=0)
@@ -166,6 +164,13 @@ def _rows(
             row |= {what: one.value, f"{what}_lo": one.lo, f"{what}_hi": one.hi}
         rows.append(row)
     return rows
+
+
+def stall_s(rule: Policy, found: Curves, wants: Demand, page_bytes: int, link: Link, batch: int = 1) -> np.ndarray:
+    """float [budget]: seconds that the steps of one log wait for pages, all together, as its link has it."""
+    most = len(np.unique(wants.layer)) * found.n_steps  # a wait a layer and step
+    waited = np.minimum(batch * waits(rule, found, wants), most)
+    return link.seconds(batch * found.fetched * page_bytes, waited)
 
 
 def waits(rule: Policy, found: Curves, wants: Demand) -> np.ndarray:

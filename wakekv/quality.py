@@ -20,6 +20,7 @@ import torch
 from wakekv import stats
 from wakekv.cache import ReversibleCache
 from wakekv.errors import InputError
+from wakekv.policies import Policy
 from wakekv.prompts import build
 
 BOOKS = ("misses", "n_wants", "fetched_bytes", "stall_s", "stall_steps")
@@ -151,7 +152,7 @@ def needles(
     seeds: Sequence[int] = (0,),
     n_tokens: int = 32,
     chunk: int = 1024,
-    kinds: Mapping[str, str] = ARMS,
+    kinds: Mapping[str, str | Policy] = ARMS,
     **settings: Any,
 ) -> pd.DataFrame:
     """Does a greedy answer hold what was hidden? One row a prompt (niah, one question), arm and budget.
@@ -185,7 +186,7 @@ def needles(
 
 
 def arms(
-    held: ReversibleCache, budgets: Sequence[int], kinds: Mapping[str, str] = ARMS
+    held: ReversibleCache, budgets: Sequence[int], kinds: Mapping[str, str | Policy] = ARMS
 ) -> Iterator[tuple[str, float, ReversibleCache, dict]]:
     """Arm, budget, cache, and its size: the full cache, then `kinds` (arm -> policy) at every budget, each made when it
     is its turn. A name that ends in "wider" has as many bytes as reversible, not as many pages."""
@@ -194,8 +195,9 @@ def arms(
     yield "full", math.nan, held.again(**{**FULL, "budget": 1}), {"pages": whole, "bytes": whole * page}
     for budget, (arm, policy) in itertools.product(budgets, kinds.items()):
         pages = budget + (digests // page if arm.endswith("wider") else 0)
-        size = {"pages": pages, "bytes": pages * page + (digests if arm == "reversible" else 0)}
-        yield arm, budget, held.again(policy=policy, budget=pages), size
+        cache = held.again(policy=policy, budget=pages)
+        needed = pages * page + (digests if cache.settings.policy.reversible else 0)
+        yield arm, budget, cache, {"pages": pages, "bytes": needed}
 
 
 def accuracy(rows: pd.DataFrame, by: Sequence[str] = ("arm", "budget")) -> pd.DataFrame:

@@ -7,21 +7,36 @@ stays and nothing else. Rows are plain, for JSON; those of `contest` hold second
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
+from wakekv import links, plan
 from wakekv.errors import InputError
+from wakekv.policies import POLICIES
 from wakekv.prompts import Prompt, build
 from wakekv.quality import ARMS, arms, divergence, forced, needles, prefilled
+from wakekv.record import record
 from wakekv.replay import replay
-from wakekv.system import sweep
+from wakekv.simulate import curves
+from wakekv.system import measure, sweep
+from wakekv.trace import open_trace
 from wakekv.witness import watch
 
 KINDS = ARMS | {"snapkv, wider": "snapkv"}  # and a destructive one that chooses at prefill what it keeps
 TIMED = ("stall_s", "score_s", "attend_s", "settle_s")
+POOLS = {  # a budget a head, as the paper has it, and one budget for all heads; what a page's return is worth in each
+    "reactive": POLICIES["reactive"],
+    "pooled": POLICIES["pooled"],
+    "commons": POLICIES["commons"],
+    "reactive, destructive": POLICIES["evict"],
+    "pooled, destructive": POLICIES["pooled"].but(reversible=False),
+}
+WIDER = "reactive, a quarter more pages"  # than a pool, which needs room for what a step brings
 
 
 @torch.inference_mode()
@@ -106,6 +121,64 @@ def contest(
     return rows
 
 
+def pools(
+    model: torch.nn.Module, prompt: Prompt, budgets: Iterable[int], *, n_tokens: int = 66, **settings: Any
+) -> list[dict[str, Any]]:
+    """One budget for all heads against a budget each on one scripted prompt: a row a budget and arm, those of POOLS and
+    WIDER, which at one budget take turns step by step.
+
+    The rows of `system.measure` beside transformers' dynamic cache, and regime, seed, arm, budget (pages a head, so B
+    times the heads in all).  n_tokens: of the prompt's script, the first of which are not timed; settings: as for
+    ReversibleCache.
+    """
+    *text, last = prompt.tokens
+    tokens = [last, *prompt.script][:n_tokens]
+    start = prefilled(model, text, **{"max_tokens": len(text) + n_tokens, **settings})
+    rows = []
+    for budget in budgets:
+        asked = {arm: {"policy": policy, "budget": budget} for arm, policy in POOLS.items()}
+        asked[WIDER] = {"policy": POOLS["reactive"], "budget": budget + budget // 4}
+        _, *found = measure(model, start, tokens, asked.values(), beside=("dynamic",))
+        own = {"regime": prompt.regime, "seed": prompt.seed, "budget": budget}
+        rows += [{**row, **own, "arm": arm} for arm, row in zip(asked, found, strict=True)]
+    return rows
+
+
+def foreseen(
+    loaded: Any, prompt: Prompt, budget: int, n_tokens: int, policies: Sequence[str] = ("reactive", "pooled", "commons")
+) -> list[dict[str, Any]]:
+    """What a plan says of a prompt from its log, beside what the cache does on the same text: a row a policy.
+
+    policy, budget, n_steps, and of a step
+    log_wants, wants               pages that a KV head reads in the log, and that it wants in the cache, mean
+    log_fetches, log_stall_ms      as the plan has them: the log's wants, the link as `links.measured` finds it
+    wants_fetches, wants_stall_ms  the same from the wants that the cache had
+    fetches, stall_ms              what the cache did
+    """
+    *text, last = prompt.tokens
+    tokens = [last, *prompt.script][:n_tokens]
+    with TemporaryDirectory() as folder:
+        log = open_trace(record(loaded, prompt, Path(folder) / "log", steps=n_tokens, progress=False))
+        link = links.measured(page_bytes := plan.page_bytes_of(log))
+        made = plan.plan([log], link, step_s=1.0, policies=policies)
+    said = made.rows.set_index(["policy", "budget"])
+    room = {"budget": budget, "max_tokens": len(text) + n_tokens}
+    start, rows = prefilled(loaded.model, text, least=1.0, **room), []
+    for name in policies:
+        forced(loaded.model, start.again(policy=name), tokens[:2])  # compiles what is timed
+        cache = start.again(policy=name)
+        forced(loaded.model, cache, tokens)
+        wants, n = cache.demands()[0], cache.books.n_steps
+        found = curves(wants, POLICIES[name], [budget])
+        row = {"policy": name, "budget": budget, "n_steps": n, "log_wants": made.least}
+        row["wants"] = cache.books.n_wants / n / wants.n_heads
+        row |= {f"log_{what}": float(said.loc[(name, budget), what]) for what in ("fetches", "stall_ms")}
+        waited = plan.stall_s(POLICIES[name], found, wants, page_bytes, link)[0]
+        row |= {"wants_fetches": float(found.fetched[0] / n), "wants_stall_ms": 1e3 * float(waited / n)}
+        rows.append(row | {"fetches": cache.books.fetched / n, "stall_ms": 1e3 * cache.books.stall_s / n})
+    return rows
+
+
 def _watch(loaded, length: int, n_tokens: int, budget: int, wants: int) -> dict:
     *text, last = (prompt := build("niah", loaded.tokenizer, length=length)).tokens
     tokens = [last, *prompt.script][:n_tokens]
@@ -131,10 +204,8 @@ def _parts(loaded, context: int, budget: int, steps: int) -> list[dict]:
     return sweep(loaded, caches, contexts=[context], steps=steps, budget=budget)
 
 
-def _needles(loaded, length: int, depth: float, seeds, budgets, n_tokens: int) -> list[dict]:
-    found = needles(
-        loaded, budgets=budgets, lengths=[length], depths=[depth], seeds=seeds, n_tokens=n_tokens, kinds=KINDS
-    )
+def _needles(loaded, length: int, depth: float, among: str = "twins", **asked) -> list[dict]:
+    found = needles(loaded, lengths=[length], depths=[depth], kinds=ARMS_OF[among], **asked)
     return found.astype({"budget": object}).where(found.notna(), None).to_dict("records")
 
 
@@ -143,6 +214,16 @@ def _growth(loaded, contexts, budget: int, steps: int) -> list[dict]:
     return sweep(loaded, caches, contexts=contexts, steps=steps, budget=budget)
 
 
+def _pools(loaded, regime: str, seed: int, length: int, budgets, n_tokens: int) -> list[dict]:
+    prompt = build(regime, loaded.tokenizer, seed=seed, length=length)
+    return pools(loaded.model, prompt, budgets, n_tokens=n_tokens, least=1.0)
+
+
+def _foreseen(loaded, regime: str, seed: int, length: int, budget: int, n_tokens: int) -> list[dict]:
+    return foreseen(loaded, build(regime, loaded.tokenizer, seed=seed, length=length), budget, n_tokens)
+
+
+ARMS_OF = {"twins": KINDS, "pools": POOLS}
 TRIALS: dict[str, Callable[..., Any]] = {  # kind -> (models.Loaded, what is asked) -> rows
     "watch": _watch,
     "exactness": _exactness,
@@ -150,4 +231,6 @@ TRIALS: dict[str, Callable[..., Any]] = {  # kind -> (models.Loaded, what is ask
     "parts": _parts,
     "needles": _needles,
     "growth": _growth,
+    "pools": _pools,
+    "foreseen": _foreseen,
 }

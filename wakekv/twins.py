@@ -52,7 +52,7 @@ def at_equal_memory(rows: Sequence[Mapping], resamples: int = stats.RESAMPLES) -
     numbers: long, a row a regime (and all together), budget, arm and quantity (those of COUNTED), with intervals over
     prompts; `less` is the arm's number less reversible's, prompt by prompt, with its own.  shown: all prompts together.
     """
-    numbers = _estimated(rows, COUNTED, resamples)
+    numbers = estimated(rows, COUNTED, resamples=resamples)
     won = {(v["budget"], v["against"]): f"{v['won']} of {v['n']}" for v in verdicts(rows, 2).to_dict("records")
            if v["regime"] == ALL}  # fmt: skip
     shown = []
@@ -64,7 +64,7 @@ def at_equal_memory(rows: Sequence[Mapping], resamples: int = stats.RESAMPLES) -
             "pages": f"{size['pages']:.0f}",
             "MB": f"{size['bytes'] / 1e6:.1f}",
         }
-        line |= {label: _cell(group, what) for what, (_, label, _) in COUNTED.items()}
+        line |= cells(group, COUNTED)
         shown.append(line | {"KL above reversible's": won.get((budget, arm), "")})
     return Table(numbers, pd.DataFrame(shown))
 
@@ -72,9 +72,9 @@ def at_equal_memory(rows: Sequence[Mapping], resamples: int = stats.RESAMPLES) -
 def stalls(rows: Sequence[Mapping], resamples: int = stats.RESAMPLES) -> Table:
     """What return costs: milliseconds a step in which the model waits for pages, the share of steps that wait, and how
     fast the bytes came. Measured in time: no two runs agree to the digit."""
-    numbers = _estimated([row for row in rows if row["arm"] == OURS], TIMED, resamples)
+    numbers = estimated([row for row in rows if row["arm"] == OURS], TIMED, resamples=resamples)
     shown = [
-        {"prompts": regime, "B": str(budget)} | {label: _cell(group, what) for what, (_, label, _) in TIMED.items()}
+        {"prompts": regime, "B": str(budget)} | cells(group, TIMED)
         for (regime, budget), group in numbers.groupby(["regime", "budget"], sort=False)
     ]
     return Table(numbers, pd.DataFrame(shown))
@@ -175,16 +175,20 @@ def named(row: Mapping) -> str:
     return ", ".join(words + ([f"R = {asked['every']}"] if "every" in asked else []))
 
 
-def _estimated(rows: Sequence[Mapping], quantities: Mapping, resamples: int) -> pd.DataFrame:
+def estimated(
+    rows: Sequence[Mapping], quantities: Mapping, arms: Sequence[str] = ARMS, resamples: int = stats.RESAMPLES
+) -> pd.DataFrame:
+    """A row a regime (and all together), budget, arm and quantity: its mean over prompts with its interval; less,
+    less_lo, less_hi: the same less the first arm's, prompt by prompt. quantities: as COUNTED."""
     found = []
     for regime, budget in _groups(rows):
         each = _of(rows, regime, budget)
         for what, (number, _, _) in quantities.items():
             wide = each.assign(it=number(each)).pivot(index="prompt", columns="arm", values="it")
-            for arm in (arm for arm in ARMS if arm in wide):
+            for arm in (arm for arm in arms if arm in wide):
                 row = {"regime": regime, "budget": budget, "arm": arm, "what": what}
                 row |= stats.mean(wide[arm].to_numpy(), resamples=resamples).row()
-                apart = stats.mean((wide[arm] - wide[OURS]).to_numpy(), resamples=resamples)
+                apart = stats.mean((wide[arm] - wide[arms[0]]).to_numpy(), resamples=resamples)
                 found.append(row | {"less": apart.value, "less_lo": apart.lo, "less_hi": apart.hi})
     return pd.DataFrame(found)
 
@@ -202,8 +206,13 @@ def _of(rows: Sequence[Mapping], regime: str, budget: int) -> pd.DataFrame:
     return table.assign(prompt=table["regime"] + " " + table["seed"].astype(str))
 
 
-def _cell(numbers: pd.DataFrame, what: str) -> str:
-    row, form = numbers[numbers["what"] == what].iloc[0], (COUNTED | TIMED)[what][2]
+def cells(numbers: pd.DataFrame, quantities: Mapping) -> dict[str, str]:
+    """Each quantity's name and its estimate with its interval, of the rows of one arm."""
+    of = numbers.set_index("what")
+    return {label: _cell(of.loc[what], form) for what, (_, label, form) in quantities.items()}
+
+
+def _cell(row: pd.Series, form: str) -> str:
     if not np.isfinite(row["estimate"]):
         return "–"
     interval = f" [{row['lo']:{form}}, {row['hi']:{form}}]" if row["lo"] < row["hi"] else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,9 +10,10 @@ from matplotlib.lines import Line2D
 
 from wakekv.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, gap, groups, pick, splits
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, Picture, canvas, styled
-from wakekv.drawing.pooled import colours_of
+from wakekv.drawing.pooled import bar, colours_of
 from wakekv.errors import InputError
-from wakekv.gained import SPLITS
+from wakekv.gained import IN_CACHE, IN_TIME, SPLITS
+from wakekv.twins import ALL, estimated
 
 LINES = {
     OURS: {"color": ORANGE, "label": "commons"},
@@ -122,3 +123,34 @@ def pool_map(flows: Sequence[Flow]) -> Picture:
     grid[-1].legend(fontsize=7)
     figure.colorbar(image, ax=list(grid[:-1]), label="pages a head", fraction=0.03)
     return Picture(figure, pd.DataFrame(rows), "Pages a head that the pool holds, by layer and decode step")
+
+
+@styled
+def pool_price(rows: Sequence[Mapping], about: str, resamples: int = 1000) -> Picture:
+    """What the rules cost in a real cache, a row of panels a budget: misses, waiting, a whole step in CPU time, and KL
+    to the full cache. A point an arm, mean over prompts with 95 %; small: the prompts. The times are timed."""
+    if not rows:
+        raise InputError("nothing to draw: measure at least one prompt first")
+    arms, budgets = (list(dict.fromkeys(row[name] for row in rows)) for name in ("arm", "budget"))
+    whats = {"misses": IN_CACHE["misses"], "stall_ms": IN_TIME["stall_ms"], "step_cpu_ms": IN_TIME["step_cpu_ms"],
+             "kl_mean": IN_CACHE["kl_mean"]}  # fmt: skip
+    numbers, each = estimated(rows, whats, arms, resamples), pd.DataFrame(rows)
+    figure = canvas(9, 0.6 + (0.5 + 0.19 * len(arms)) * len(budgets), about)
+    grid = figure.subplots(len(budgets), len(whats), squeeze=False, sharey=True, sharex="col")
+    colour = colours_of(arm.split(",")[0] for arm in arms)
+    for line, budget in zip(grid, budgets):
+        for axes, (what, (number, *_)) in zip(line, whats.items()):
+            of = numbers[(numbers["regime"] == ALL) & (numbers["budget"] == budget) & (numbers["what"] == what)]
+            for y, arm in enumerate(arms):
+                some, row = each[(each["arm"] == arm) & (each["budget"] == budget)], of[of["arm"] == arm].iloc[0]
+                look = {"color": colour[arm.split(",")[0]], "marker": "X" if "destructive" in arm else "o"}
+                axes.plot(number(some), [y] * len(some), ".", color=look["color"], alpha=0.4, markersize=3)
+                bar(axes, y, (row["lo"], row["hi"]), row["estimate"], **look)
+            axes.set_xlim(0, None)
+            axes.grid(axis="x", color="0.9", linewidth=0.6)
+        line[0].set_yticks(range(len(arms)), arms)
+        line[0].set_ylim(len(arms) - 0.5, -0.5)
+        line[0].set_title(f"B = {budget} pages a KV head")
+    for axes, (_, label, _) in zip(grid[-1], whats.values()):
+        axes.set_xlabel(label + (", nats a token" if label == IN_CACHE["kl_mean"][1] else ""))
+    return Picture(figure, numbers, "Misses, waiting, time of a step and KL of a budget for all heads in a real cache")
