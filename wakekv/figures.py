@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wakekv import gained, measured, twins
-from wakekv.drawing.beyond import gap_closed, pool_map
+from wakekv.drawing.beyond import gap_closed, pool_map, pool_price
 from wakekv.drawing.cache import cost_growth, equal_memory, needle_map, stall_price, step_parts, ten_steps
 from wakekv.drawing.churn import drift_settings, head_pages, spells, table_4, wakers
 from wakekv.drawing.claims import claims_beside, verdict_table
@@ -27,9 +27,9 @@ __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
     "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "equal_memory", "figure_1a", "forest",
     "gap_closed", "head_pages", "headline", "leads", "logs", "margins", "mechanism", "mirage", "miss_curves",
-    "miss_map", "needle_map", "needle_scores", "one_head", "pool_map", "prefetch_yield", "sensitivity", "seven",
-    "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "ten_steps", "token_markers", "variants",
-    "verdict_table", "wakers",
+    "miss_map", "needle_map", "needle_scores", "one_head", "pool_map", "pool_price", "prefetch_yield", "sensitivity",
+    "seven", "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "ten_steps", "token_markers",
+    "variants", "verdict_table", "wakers",
 ]  # fmt: skip
 
 FIGURES: dict[str, Callable[..., Picture]] = {
@@ -60,6 +60,7 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "cost_growth": cost_growth,  # time and memory as the context grows
     "gap_closed": gap_closed,  # one budget for all heads, on the way to the optimum
     "pool_map": pool_map,  # where its memory is
+    "pool_price": pool_price,  # what it is worth in a real cache
     "claims_beside": claims_beside,  # every claim, published and ours
 }
 TABLES: dict[str, Callable[..., Table]] = {
@@ -87,5 +88,8 @@ TABLES: dict[str, Callable[..., Table]] = {
     "tried": gained.tried,  # every order that was tried
     "chance": gained.chance,  # what luck keeps from any order
     "where": gained.where,  # where a pool's memory is
+    "pools": gained.in_cache,  # and what it is worth in a real cache
+    "pools_timed": gained.in_time,
+    "predicted": gained.predicted,  # what a plan foresees, and what a cache then does
     "verdict_table": verdict_table,  # every claim with its verdict
 }
