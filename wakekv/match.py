@@ -36,6 +36,8 @@ class Curve:
     def __post_init__(self):
         if not len(self.budgets) == len(self.memory) == len(self.rate) > 0:
             raise InputError(f"the curve {self.label!r} needs as many budgets as memories and rates, and at least one")
+        if not (np.isfinite(self.memory).all() and np.isfinite(self.rate).all()):
+            raise InputError(f"the curve {self.label!r} has a point that is not a number: leave it out")
         if (np.diff(self.memory) < -1e-9).any():
             raise InputError(f"the curve {self.label!r} must not lose memory as its budget grows")
 

@@ -79,7 +79,7 @@ def check_budgets(budgets, n_pages: int) -> np.ndarray:
     if asked.size == 0:
         raise InputError("no budget given: name at least one number of pages per head")
     for b in asked:
-        if b != int(b) or not 1 <= b <= n_pages:
+        if asked.dtype.kind not in "iuf" or not 1 <= b <= n_pages or b != int(b):
             raise InputError(f"budget {b} is not a whole number between 1 and {n_pages}, the pages of this log")
     return np.unique(asked.astype(np.int64))
 
