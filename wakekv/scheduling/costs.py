@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 from wakekv.errors import InputError
 from wakekv.served import RECORDED, load
 
-BENCHMARK = RECORDED.parent / "vllm.json"
+BENCHMARK = RECORDED.parent / "vllm-bfloat16.json"  # in the precision of the sweep
 KV_HEADS, PAGE = 90, 16  # of the engine's runs: smollm2-135m
 
 
