@@ -9,7 +9,7 @@ from wakekv.claims import ROOT
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "files", "verdicts", "trace", "sound", "kernels", "demand", "policies", "residency", "replay",
         "simulate", "stats", "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading",
-        "bursts", "markers", "prefetch", "pools", "measured", "twins", "shipped", "blocks", "learn", "beyond", "gained",
+        "bursts", "markers", "prefetch", "pools", "measured", "twins", "tiered", "shipped", "blocks", "learn", "beyond", "gained",
         "luck", "served", "scheduling", "taught"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers

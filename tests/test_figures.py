@@ -15,7 +15,9 @@ import pytest
 import section2
 import section5
 import section6
+import section8
 import section9
+import section11
 
 from wakekv import claims, figures
 from wakekv.claims import ROOT, published
@@ -54,7 +56,9 @@ def examples(traces, study, make_trace):
         section2.examples(many, section2.numbers(many))
         | section5.examples(traces)
         | section6.examples()
+        | section8.examples()
         | section9.examples(make_trace)
+        | section11.examples(make_trace)
         | {
             "one_head": lambda: figures.one_head(traces[0], 3, 5, 20),
             "needle_scores": lambda: figures.needle_scores(read(traces[0])),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wakekv import gained, measured, twins
+from wakekv import gained, measured, taught, tiered, twins
 from wakekv.drawing.beyond import gap_closed, pool_map, pool_price
 from wakekv.drawing.cache import cost_growth, equal_memory, needle_map, stall_price, step_parts, ten_steps
 from wakekv.drawing.churn import drift_settings, head_pages, spells, table_4, wakers
@@ -19,17 +19,22 @@ from wakekv.drawing.mechanism import mechanism
 from wakekv.drawing.picture import POLICY_STYLE, Picture
 from wakekv.drawing.policies import miss_curves, miss_map
 from wakekv.drawing.reading import needle_scores, one_head
+from wakekv.drawing.scheduling import fairness, load_curves, request_waits, said_and_came, taught_orders
+from wakekv.drawing.scale import scale_growth
+from wakekv.drawing.tiers import tier_answers, tier_codes, tier_memory, tier_sharing, tier_sweep
 from wakekv.drawing.wakeups import alarms, forest, leads, mirage
 from wakekv.matched import headline, sensitivity, seven, systems
+from wakekv.scheduling import tables as scheduling
 from wakekv.tables import Table, logs, sweep, variants
 
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
-    "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "equal_memory", "figure_1a", "forest",
-    "gap_closed", "head_pages", "headline", "leads", "logs", "margins", "mechanism", "mirage", "miss_curves",
-    "miss_map", "needle_map", "needle_scores", "one_head", "pool_map", "pool_price", "prefetch_yield", "sensitivity",
-    "seven", "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "ten_steps", "token_markers",
-    "variants", "verdict_table", "wakers",
+    "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "equal_memory", "fairness",
+    "figure_1a", "forest", "gap_closed", "head_pages", "headline", "leads", "load_curves", "logs", "margins",
+    "mechanism", "mirage", "miss_curves", "miss_map", "needle_map", "needle_scores", "one_head", "pool_map",
+    "pool_price", "prefetch_yield", "request_waits", "said_and_came", "sensitivity", "seven", "spells", "stall_price",
+    "step_parts", "sweep", "systems", "table_4", "taught_orders", "ten_steps", "tier_answers", "tier_codes",
+    "tier_memory", "tier_sharing", "tier_sweep", "token_markers", "variants", "verdict_table", "wakers",
 ]  # fmt: skip
 
 FIGURES: dict[str, Callable[..., Picture]] = {
@@ -61,6 +66,17 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "gap_closed": gap_closed,  # one budget for all heads, on the way to the optimum
     "pool_map": pool_map,  # where its memory is
     "pool_price": pool_price,  # what it is worth in a real cache
+    "load_curves": load_curves,  # who keeps their objectives, load by load
+    "request_waits": request_waits,  # to the first token, and between tokens
+    "said_and_came": said_and_came,  # is the miss model as right as it says?
+    "fairness": fairness,  # several agents on one pool
+    "taught_orders": taught_orders,  # learned eviction beside every baseline
+    "scale_growth": scale_growth,  # what simulating costs as logs grow
+    "tier_memory": tier_memory,  # what stays on the fast tier as the text grows
+    "tier_answers": tier_answers,  # what that costs in answers
+    "tier_sweep": tier_sweep,  # and in time, by threshold
+    "tier_codes": tier_codes,  # pages kept as codes
+    "tier_sharing": tier_sharing,  # keys and values that are alike
     "claims_beside": claims_beside,  # every claim, published and ours
 }
 TABLES: dict[str, Callable[..., Table]] = {
@@ -91,5 +107,16 @@ TABLES: dict[str, Callable[..., Table]] = {
     "pools": gained.in_cache,  # and what it is worth in a real cache
     "pools_timed": gained.in_time,
     "predicted": gained.predicted,  # what a plan foresees, and what a cache then does
+    "server_costs": scheduling.server_costs,  # what an iteration of a server costs
+    "scheduled": scheduling.scheduled,  # who keeps their objectives
+    "foreseen": scheduling.foreseen,  # how well misses are foretold
+    "hidden": scheduling.hidden,  # whether hidden states are worth keeping
+    "tenants": scheduling.tenants,  # several agents on one pool
+    "eviction": taught.eviction,  # learned eviction beside every baseline
+    "asked_again": taught.asked_again,  # on questions about what was given up
+    "tiers": tiered.tiers,  # other fast tiers: what they hold, move and cost
+    "tiers_told": tiered.told,  # what similarity said of what was away
+    "tiers_verdict": tiered.verdict,  # below 0.05 with at most 60 % held?
+    "tiers_timed": tiered.retrieval,  # retrieval and perplexity by threshold
     "verdict_table": verdict_table,  # every claim with its verdict
 }

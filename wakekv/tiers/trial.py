@@ -1,6 +1,6 @@
 """The tiers on trial: every method fed the same text, beside the full cache and beside whole pages at as many bytes.
 
-Rows are plain, for JSON; what is counted is the same on every run of one machine, and the columns of TIMED are seconds.
+Results are plain, for JSON; what is counted is the same on every run of one machine, and columns of TIMED are seconds.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,11 +34,21 @@ LAST = 32  # tokens at the end whose divergence is told apart
 SIZES = ("fast", "codes", "index", "tables")
 TIMED = ("stall_s", "attend_s", "settle_s", "score_s")
 COUNTS = ("fetched", "fetched_bytes", "probed_bytes", "misses", *TIMED)
-PAGES = ("reactive", "evict", "gkv", "gkv-blend")  # policies of whole pages, at matched bytes
+TOLD = ("n_asked", "n_fired", "best_sum")
+PAGES = ("evict", "gkv", "gkv-blend")  # policies of whole pages, beside reactive
 
 
-def passage(tokenizer: Any, seed: int, n: int, path: str | None = None) -> list[int]:
-    """n token ids of running prose, from a place that the seed chooses: a text file, or the article of 1911.
+class Key(NamedTuple):
+    """A method of a family, at a threshold where it has one."""
+
+    family: str
+    method: str
+    threshold: float | None = None
+
+
+def passage(tokenizer: Any, seed: int, n: int, path: str | None = None) -> tuple[str, list[int]]:
+    """n token ids of running prose, from a place that the seed chooses, and where they are from: a text file, or the
+    article of 1911.
 
     Raises InputError if the text is too short.
     """
@@ -51,29 +61,32 @@ def passage(tokenizer: Any, seed: int, n: int, path: str | None = None) -> list[
     ids = tokenizer("".join(some.sentences), add_special_tokens=False).input_ids
     if len(ids) < n:
         raise InputError(f"{filler.name} has {len(ids)} tokens from there on, not {n}: give a longer text")
-    return ids[:n]
+    return filler.name, ids[:n]
 
 
-def tiers(splitter: Splitter, rope: Rope, n_layers: int, thresholds: Sequence[float], at: float) -> dict:
-    """(method, threshold or None) -> Tier: recall by three rules at every threshold, all else at the one."""
-    found: dict[tuple[str, float | None], Tier] = {}
+def tiers(splitter: Splitter, rope: Rope, n_layers: int, thresholds: Sequence[float], at: float) -> dict[Key, Tier]:
+    """Recall by three rules at every threshold, all else at the one."""
+
+    def sentences(recall: str, threshold: float = at, **more: Any) -> Sentences:
+        audit = recall not in ("exact", "bounds")  # they miss nothing, and the tests say so
+        return Sentences(splitter, threshold, WINDOW, recall, audit=audit, **more)
+
+    found: dict[Key, Tier] = {}
     for threshold in thresholds:
-        for recall in ("none", "dot", "exact"):
-            found[recall, threshold] = Sentences(splitter, threshold, WINDOW, recall, audit=True)
-    for recall in ("cosine", "centred", "key", "bounds"):
-        found[recall, at] = Sentences(splitter, at, WINDOW, recall, audit=True)
-    found["none, means stand in", at] = Sentences(splitter, at, WINDOW, "none", stand_in=True, audit=True)
-    found["dot, 8-bit vectors", at] = Sentences(splitter, at, WINDOW, "dot", vector_bits=8, audit=True)
+        found |= {Key("sentences", name, threshold): sentences(name, threshold) for name in ("none", "dot", "exact")}
+    found |= {Key("sentences", name, at): sentences(name) for name in ("cosine", "centred", "key", "bounds")}
+    found[Key("sentences", "none, means stand in", at)] = sentences("none", stand_in=True)
+    found[Key("sentences", "dot, 8-bit vectors", at)] = sentences("dot", vector_bits=8)
     for bits in (8, 4, 2):
-        found[f"codes, {bits} bits", None] = Quantised(bits)
-        found[f"codes, {bits} bits, other layout", None] = Quantised(bits, layout="channels")
-    found["codes, 4 bits, plain operands", None] = Quantised(4, operand_bits=None)
-    found["codes, 2 bits, promoted", at] = Quantised(2, promote=at, window=WINDOW)
-    found["codes, 4 bits, promoted", at] = Quantised(4, promote=at, window=WINDOW)
+        found[Key("codes", f"{bits} bits")] = Quantised(bits)
+        found[Key("codes", f"{bits} bits, other layout")] = Quantised(bits, layout="channels")
+    found[Key("codes", "4 bits, plain operands")] = Quantised(4, operand_bits=None)
+    for bits in (4, 2):
+        found[Key("codes", f"{bits} bits, promoted", at)] = Quantised(bits, promote=at, window=WINDOW)
     single = Splitter(splitter.n_vocab, least=1, longest=1)
-    found["codebook", None] = Codebook(rope)
+    found[Key("merging", "codebook")] = Codebook(rope)
     deep = Sentences(single, at, WINDOW, "none")
-    found["merged, deep layers evict", at] = Layered(Merged(rope), deep, max(1, n_layers // 6))
+    found[Key("merging", "merged, deep layers evict", at)] = Layered(Merged(rope), deep, max(1, n_layers // 6))
     return found
 
 
@@ -90,87 +103,101 @@ def contest(
 ) -> dict[str, Any]:
     """One text of `length` tokens, then WINDOW more to fill the window of a*, then n_tokens that count.
 
-    rows    one a method and threshold: residency (bytes on the fast tier, index and codes included, as a share of the
-            full cache's, mean over the tokens that count), bytes by tier (means; slow and gone as it ends), what was
-            fetched, probed and missed over those tokens, KL to the full cache (kl_mean, kl_p95, kl_last, nats a token),
-            agreement, perplexity, and what an index was told; TIMED in seconds
-    memory  "method|threshold" -> bytes on the fast tier after each token, from the first one decoded
-    shares  of each layer, directions a token of keys and of values (Codebook)
-    overlap of the 8 best sentences, the share that 8-bit vectors find too
+    text      where it is from, its first sentences, and how many it has
+    rows      one a method and threshold: residency (bytes on the fast tier, index and codes included, as a share of the
+              full cache's, mean over the tokens that count), bytes by tier (means; slow and gone as it ends), what was
+              fetched, probed and missed over those tokens, KL to the full cache (kl_mean, kl_p95, kl_last, nats a
+              token), agreement, perplexity, and what an index was told; TIMED in seconds
+    memory    method -> bytes on the fast tier after each token, from the first one decoded, at the one threshold
+    shares    of each layer, directions a token of keys and of values (Codebook)
+    overlap   of the 8 best sentences, the share that 8-bit vectors find too
     """
-    model, about = loaded.model, {"seed": seed, "n_prompt": length, "n_tokens": n_tokens}
-    total = length + WINDOW + n_tokens
-    ids = passage(loaded.tokenizer, seed, total + 1, path)
+    model, total = loaded.model, length + WINDOW + n_tokens
+    name, ids = passage(loaded.tokenizer, seed, total + 1, path)
     splitter = Splitter(len(loaded.tokenizer), ends_of(loaded.tokenizer))
     chosen = tiers(splitter, Rope(model), model.config.num_hidden_layers, thresholds, at)
     start = TieredCache(model.config, Sentences(splitter, 0.0), page=page, max_tokens=-(-total // page) * page)
     with start.attached(model):
         start.prefill(model, torch.tensor([ids[:length]], device=model.device))
-    run, found = Run(model, start, ids[length:]), {"rows": [], "memory": {}}
-    for some in _batches(chosen.items()):
-        caches = {key: start.again(tier) for key, tier in some}
-        for (key, cache), row in zip(caches.items(), run.rows(caches, about)):
-            found["rows"].append(row)
-            found["memory"]["|".join(map(str, key))] = [_fast(tiers) for tiers in cache.history]
-            if key[0] == "codebook":
-                found["shares"] = [shelf.shares() for _, shelf in sorted(cache.steps.shelves.items())]
-            if key == ("dot", at):
-                found["overlap"] = np.mean(
-                    [overlap(x.mean_query, x.means, 8) for x in cache.steps.shelves.values()]
-                ).item()
-    found["memory"]["full"] = [_fast(tiers) for tiers in run.full.history]
-    bytes_of = {
+    whole = start.again()
+    full = _feed(model, [whole], ids[length:])[0]
+    cuts = [0, *splitter.cut(ids[:length])]
+    first = [loaded.tokenizer.decode(ids[a:b]) for a, b in zip(cuts[:5], cuts[1:6])]
+    found = {"text": {"name": name, "first": first, "n_sentences": len(cuts) - 1}, "rows": [], "memory": {}}
+    found["memory"]["full"] = [_fast(sizes) for sizes in whole.history]
+    about = {"seed": seed, "n_prompt": length, "n_tokens": n_tokens}
+    for some in _batches(chosen):
+        caches = [start.again(chosen[key]) for key in some]
+        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:])):
+            found["rows"].append(about | _row(key, cache, fed, full))
+            if key in (Key("sentences", "dot", at), Key("sentences", "none", at), Key("sentences", "exact", at)):
+                found["memory"][key.method] = [_fast(sizes) for sizes in cache.history]
+            shelves = [cache.steps.shelves[layer.index] for layer in cache.paged]
+            if key.method == "codebook":
+                found["shares"] = [shelf.shares() for shelf in shelves]
+            if key == Key("sentences", "dot", at):
+                found["overlap"] = float(np.mean([overlap(shelf.mean_query, shelf.means, 8) for shelf in shelves]))
+    sizes = {
         row["threshold"]: row["fast_bytes"] + row["index_bytes"] for row in found["rows"] if row["method"] == "exact"
     }
-    pages = [("reactive", threshold) for threshold in thresholds] + [(policy, at) for policy in PAGES[1:]]
+    pages = [Key("pages", "reactive", threshold) for threshold in thresholds] + [
+        Key("pages", name, at) for name in PAGES
+    ]
     for some in _batches(pages):
-        found["rows"] += run.rows({key: _pages(start, key[0], bytes_of[key[1]], total // page) for key in some}, about)
+        caches = [_pages(start, key.method, sizes[key.threshold], total // page) for key in some]
+        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:])):
+            found["rows"].append(about | _row(key, cache, fed, full))
     return found
 
 
-class Run:
-    """Caches that hold one text and are fed the same tokens, beside the full one; tokens: those, and one more."""
+class Fed(NamedTuple):
+    """What a cache gave for the tokens that count: logits float32 [token, vocabulary], the `truth` they foretell, mean
+    bytes by tier, and what its books grew by."""
 
-    def __init__(self, model: torch.nn.Module, start: TieredCache, tokens: Sequence[int]):
-        self.model, self.start, self.tokens = model, start, tokens
-        self.full, self.whole_bytes = start, 0.0
+    logits: torch.Tensor
+    truth: torch.Tensor
+    sizes: dict[str, float]
+    books: dict[str, float]
 
-    def rows(self, caches: Mapping[tuple, ReversibleCache], about: Mapping[str, int]) -> list[dict[str, Any]]:
-        """A row a cache, in order."""
-        self.full = self.start.again()
-        fed = [self.full, *caches.values()]
-        together(self.model, fed, self.tokens[:WINDOW])
-        before = [dataclasses.replace(cache.books) for cache in fed]
-        sizes: list[list[dict[str, int]]] = [[] for _ in fed]
-        logits = together(
-            self.model, fed, self.tokens[WINDOW:-1], lambda: [x.append(_tiers(c)) for x, c in zip(sizes, fed)]
+
+def _feed(model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Sequence[int]) -> list[Fed]:
+    """Feed all of them the same tokens but the last; the first WINDOW do not count."""
+    together(model, caches, tokens[:WINDOW])
+    before = [dataclasses.replace(cache.books) for cache in caches]
+    sizes: list[list[dict[str, int]]] = [[] for _ in caches]
+
+    def note() -> None:
+        for own, cache in zip(sizes, caches):
+            own.append(_tiers(cache))
+
+    logits = together(model, caches, tokens[WINDOW:-1], note)
+    truth = torch.tensor(tokens[WINDOW + 1 :])
+    return [
+        Fed(
+            logits[i],
+            truth,
+            {name: float(np.mean([one.get(name, 0) for one in sizes[i]])) for name in SIZES},
+            {name: getattr(cache.books, name, 0) - getattr(before[i], name, 0) for name in COUNTS + TOLD},
         )
-        mean = [{name: float(np.mean([t.get(name, 0) for t in own])) for name in SIZES} for own in sizes]
-        truth, full = torch.tensor(self.tokens[WINDOW + 1 :]), logits[0]
-        found = []
-        for i, ((method, threshold), cache) in enumerate(caches.items(), 1):
-            row = {"method": method, "threshold": threshold, **about}
-            row["residency"] = (mean[i]["fast"] + mean[i]["index"]) / mean[0]["fast"]
-            row |= {f"{name}_bytes": mean[i][name] for name in SIZES}
-            row |= {f"{name}_bytes": _tiers(cache).get(name, 0) for name in ("slow", "gone")}
-            row |= {name: getattr(cache.books, name, 0) - getattr(before[i], name, 0) for name in COUNTS}
-            row |= {name: getattr(cache.books, name, 0) for name in ("n_asked", "n_fired", "best_sum")}
-            row["best"] = cache.books.best if row["n_asked"] else None
-            kl = divergence(full, logits[i])
-            row |= {
-                "kl_mean": float(kl.mean()),
-                "kl_p95": float(np.quantile(kl, 0.95)),
-                "kl_last": float(kl[-LAST:].mean()),
-            }
-            row["agreement"] = float((full.argmax(-1) == logits[i].argmax(-1)).float().mean())
-            row |= {"perplexity": _perplexity(logits[i], truth), "full_perplexity": _perplexity(full, truth)}
-            found.append(row)
-        return found
+        for i, cache in enumerate(caches)
+    ]
 
 
-def _batches(items: Any) -> list[list]:
-    items = list(items)
-    return [items[i : i + AT_ONCE] for i in range(0, len(items), AT_ONCE)]
+def _row(key: Key, cache: ReversibleCache, fed: Fed, full: Fed) -> dict[str, Any]:
+    kl, size = divergence(full.logits, fed.logits), _tiers(cache)
+    row = key._asdict() | {"residency": (fed.sizes["fast"] + fed.sizes["index"]) / full.sizes["fast"]}
+    row |= {f"{name}_bytes": fed.sizes[name] for name in SIZES}
+    row |= {f"{name}_bytes": size.get(name, 0) for name in ("slow", "gone")}
+    row |= fed.books | {"best": cache.books.best if fed.books["n_asked"] else None}
+    row |= {"kl_mean": float(kl.mean()), "kl_p95": float(np.quantile(kl, 0.95)), "kl_last": float(kl[-LAST:].mean())}
+    row["agreement"] = float((full.logits.argmax(-1) == fed.logits.argmax(-1)).float().mean())
+    return row | {"perplexity": _perplexity(fed), "full_perplexity": _perplexity(full)}
+
+
+def _batches(keys: Iterable[Key]) -> Iterator[list[Key]]:
+    keys = list(keys)
+    for at in range(0, len(keys), AT_ONCE):
+        yield keys[at : at + AT_ONCE]
 
 
 def _pages(start: TieredCache, policy: str, n_bytes: float, n_pages: int) -> ReversibleCache:
@@ -211,8 +238,8 @@ def _fast(tiers: Mapping[str, int]) -> int:
     return tiers["fast"] + tiers["index"]
 
 
-def _perplexity(logits: torch.Tensor, truth: torch.Tensor) -> float:
-    return math.exp(torch.nn.functional.cross_entropy(logits, truth).item())
+def _perplexity(fed: Fed) -> float:
+    return math.exp(torch.nn.functional.cross_entropy(fed.logits, fed.truth).item())
 
 
 TRIALS: dict[str, Callable[..., Any]] = {"tiers": contest}

@@ -1,0 +1,62 @@
+"""The tables of the tiers say what was measured, and fail what failed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import section8
+
+from wakekv import tiered
+from wakekv.errors import InputError
+
+
+def test_the_table_has_a_row_a_method_threshold_and_passage():
+    found = section8.measured()
+    table = tiered.tiers(found)
+    assert len(table.numbers) == sum(len(one["rows"]) for one in found)
+    assert not table.numbers.duplicated([*tiered.KEY, "seed"]).any()
+    for name in ("residency", "fast_bytes", "slow_bytes", "fetches_per_step", "kl_mean", "kl_p95", "kl_last"):
+        assert table.numbers[name].notna().all()
+    dot = table.numbers[table.numbers["method"] == "dot"].iloc[0]
+    assert dot["fetches_per_step"] == 16 / 8 and dot["misses_per_step"] == 5.0
+    assert table.numbers.loc[table.numbers["family"] == "codes", "misses_per_step"].isna().all()
+    assert not any("_s" in name and "_seconds" in name for name in table.numbers)
+    assert len(table.shown) == len(table.numbers) / 3
+
+
+def test_what_is_too_far_or_holds_too_much_does_not_hold():
+    table = tiered.verdict(section8.measured()).numbers.set_index(tiered.KEY)
+    assert table.loc[("sentences", "exact", 0.02), "holds"] and not table.loc[("sentences", "none", 0.02), "holds"]
+    far = section8.measured()
+    next(row for row in far[1]["rows"] if row["method"] == "exact" and row["threshold"] == 0.02)["kl_mean"] = 0.06
+    row = tiered.verdict(far).numbers.set_index(tiered.KEY).loc[("sentences", "exact", 0.02)]
+    assert not row["holds"] and row["below"] == 2 and row["worst"] == 0.06
+    full = section8.measured()
+    next(row for row in full[2]["rows"] if row["method"] == "exact" and row["threshold"] == 0.02)["residency"] = 0.61
+    assert not tiered.verdict(full).numbers.set_index(tiered.KEY).loc[("sentences", "exact", 0.02), "holds"]
+
+
+def test_what_similarity_said_is_pooled_over_the_times_it_was_asked():
+    found = section8.measured(seeds=(0, 1))
+    next(row for row in found[1]["rows"] if row["method"] == "cosine")["best"] = 0.8
+    table = tiered.told(found).numbers.set_index("method")
+    assert set(table.index) == {"cosine", "dot", "key"}
+    assert table.loc["cosine", "best"] == 0.8 and table.loc["cosine", "mean_best"] == pytest.approx(0.2)
+    assert table.loc["dot", "share_fired"] == 0.5 and table.loc["cosine", "n_fired"] == 0
+
+
+def test_the_sweep_and_the_sharing_are_means_over_passages():
+    found = section8.measured(seeds=(0, 1))
+    for row in found[1]["rows"]:
+        row["stall_s"] *= 3
+    table = tiered.retrieval(found).numbers
+    exact = table[(table["method"] == "exact") & (table["threshold"] == 0.02)].iloc[0]
+    once = next(row for row in found[0]["rows"] if row["method"] == "exact")["stall_s"]
+    assert exact["retrieval_ms"] == pytest.approx(1e3 * 2 * once / 8)
+    found[1]["shares"] = (np.array(found[0]["shares"]) + 0.2).tolist()
+    assert tiered.sharing(found)["keys"].iloc[0] == pytest.approx(0.4)
+
+
+def test_nothing_measured_is_refused():
+    with pytest.raises(InputError, match="measure at least one passage first"):
+        tiered.tiers([])

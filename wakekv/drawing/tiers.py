@@ -1,0 +1,132 @@
+"""The tiers in pictures: what stays where, what that costs in answers, and what merges and codes leave of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from wakekv import tiered
+from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, Picture, canvas, styled
+
+LOOK = {  # of (family, method); the rest are grey points
+    ("sentences", "exact"): {"color": ORANGE, "marker": "o"},
+    ("sentences", "dot"): {"color": BLUE, "marker": "s"},
+    ("sentences", "none"): {"color": GREEN, "marker": "X"},
+    ("pages", "reactive"): {"color": YELLOW, "marker": "^", "linestyle": "--"},
+}
+POINTS = {
+    ("sentences", "cosine"): {"color": GREEN, "marker": "+"},
+    ("sentences", "centred"): {"color": BLUE, "marker": "D"},
+    ("sentences", "key"): {"color": SKY, "marker": "v"},
+    ("sentences", "bounds"): {"color": ORANGE, "marker": "D"},
+    ("sentences", "none, means stand in"): {"color": GREEN, "marker": "P"},
+    ("pages", "evict"): {"color": PINK, "marker": "X"},
+    ("pages", "gkv"): {"color": PINK, "marker": "<"},
+    ("pages", "gkv-blend"): {"color": PINK, "marker": ">"},
+    ("merging", "codebook"): {"color": GREY, "marker": "h"},
+    ("merging", "merged, deep layers evict"): {"color": BLACK, "marker": "h"},
+}
+
+
+@styled
+def tier_memory(found: Sequence[Mapping], about: str) -> Picture:
+    """Bytes on the fast tier (sentences and their vectors) after each token of the first passage, by what returns."""
+    first = found[0]
+    figure = canvas(6.5, 3.0, about)
+    axes, table = figure.subplots(), []
+    for name, line in first["memory"].items():
+        at = range(first["rows"][0]["n_prompt"] + 1, first["rows"][0]["n_prompt"] + 1 + len(line))
+        look = {"color": BLACK, "linestyle": ":"} if name == "full" else {"color": LOOK["sentences", name]["color"]}
+        label = "full cache" if name == "full" else tiered.says("sentences", name)
+        axes.plot(at, [x / 1e6 for x in line], label=label, **look)
+        table.append(pd.DataFrame({"method": name, "position": at, "bytes": line}))
+    axes.set(xlabel="position, tokens", ylabel="MB on the fast tier", ylim=(0, None))
+    figure.legend(loc="outside upper center", ncols=4)
+    return Picture(figure, pd.concat(table, ignore_index=True), "Memory on the fast tier by position in the text")
+
+
+@styled
+def tier_answers(found: Sequence[Mapping], about: str) -> Picture:
+    """KL to the full cache against what is held: mean over the tokens that count, and over the last 32 of them. Lines
+    go through the thresholds of a*; means over passages. In grey what was asked for: below 0.05, at most 60 % held."""
+    table = tiered.tiers(found).numbers
+    table = (
+        table.groupby(tiered.KEY, sort=False, dropna=False)[["residency", "kl_mean", "kl_last"]].mean().reset_index()
+    )
+    figure = canvas(8, 3.9, about)
+    grid = figure.subplots(1, 2, sharey=True, sharex=True)
+    for axes, (what, title) in zip(grid, (("kl_mean", "all tokens that count"), ("kl_last", "the last 32"))):
+        axes.axhspan(1e-6, tiered.KL, xmax=tiered.RESIDENCY, color="0.93", zorder=0)
+        for (family, method), line in table.groupby(["family", "method"], sort=False):
+            if family == "codes":
+                continue
+            look = LOOK.get((family, method)) or {"linestyle": "", **POINTS.get((family, method), {"marker": "."})}
+            axes.plot(line["residency"], line[what], label=tiered.says(family, method), **look)
+        axes.set(title=title, xlabel="held, of the full cache's bytes", xlim=(0, 1), yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0%}"))
+    shown = table[table["family"] != "codes"][["kl_mean", "kl_last"]]
+    grid[0].set(
+        ylabel="KL to full, nats a token", ylim=(0.5 * max(shown.min(axis=None), 1e-5), 2 * shown.max(axis=None))
+    )
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=7)
+    return Picture(figure, table, "KL to the full cache against the share of its bytes that is held, by method")
+
+
+@styled
+def tier_sweep(found: Sequence[Mapping], about: str) -> Picture:
+    """Perplexity above the full cache's against the time a token waits for what returns; a point a threshold of a*."""
+    table = tiered.retrieval(found).numbers
+    figure = canvas(5.5, 3.2, about)
+    axes = figure.subplots()
+    for (family, method), line in table.groupby(["family", "method"], sort=False):
+        axes.plot(line["retrieval_ms"], 100 * line["worse"], label=tiered.says(family, method), **LOOK[family, method])
+        for row in line.to_dict("records"):
+            place = row["retrieval_ms"], 100 * row["worse"]
+            axes.annotate(f"{row['threshold']:g}", place, (4, 3), textcoords="offset points", fontsize=6)
+    axes.set(xlabel="retrieval, ms a token", ylabel="perplexity, % above full")
+    figure.legend(loc="outside upper center", ncols=2)
+    return Picture(figure, table, "Perplexity against retrieval time at thresholds of a* from 0.01 to 0.05")
+
+
+@styled
+def tier_codes(found: Sequence[Mapping], about: str) -> Picture:
+    """KL to the full cache by how many bits a number has, and what the codes weigh; mean over passages."""
+    table = tiered.tiers(found).numbers
+    table = (
+        table[table["family"] == "codes"]
+        .groupby("method", sort=False)[["residency", "kl_mean", "kl_p95"]]
+        .mean()
+        .reset_index()
+    )
+    figure = canvas(7.5, 0.9 + 0.28 * len(table), about)
+    answers, memory = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
+    colours = [ORANGE if "promoted" in name else GREY if "," in name else BLUE for name in table["method"]]
+    answers.barh(table.index, table["kl_mean"], color=colours, height=0.7)
+    answers.plot(table["kl_p95"], table.index, "|", color=BLACK, markersize=9, label="95th percentile")
+    answers.axvline(tiered.KL, color="0.6", linewidth=0.8, linestyle=":")
+    answers.set(xscale="log", xlabel="KL to full, nats a token", ylabel="codes", yticks=table.index)
+    answers.set_yticklabels(table["method"])
+    answers.legend(loc="lower right")
+    answers.invert_yaxis()
+    memory.barh(table.index, 100 * table["residency"], color=colours, height=0.7)
+    memory.set(xlabel="held, % of the full cache's bytes", xlim=(0, 100))
+    return Picture(figure, table, "KL to the full cache and bytes held by the number of bits")
+
+
+@styled
+def tier_sharing(found: Sequence[Mapping], about: str) -> Picture:
+    """How many directions a token SpindleKV's codebook needs, by layer: 1 where nothing is shared."""
+    table = tiered.sharing(found)
+    figure = canvas(5.5, 2.8, about)
+    axes = figure.subplots()
+    axes.plot(table["layer"], table["keys"], color=ORANGE, marker="o", label="keys, cosine 0.98")
+    axes.plot(table["layer"], table["values"], color=BLUE, marker="s", label="values, cosine 0.95")
+    axes.set(xlabel="layer", ylabel="directions a token", ylim=(0, 1.02))
+    figure.legend(loc="outside upper center", ncols=2)
+    return Picture(figure, table, "Directions a token in the codebooks of each layer")
