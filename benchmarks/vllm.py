@@ -77,7 +77,11 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     longest = max(asked.contexts) + asked.tokens + asked.page
     start = {"dtype": asked.dtype, "max_tokens": longest, "batch": asked.requests, "reservoir_gib": asked.cache}
-    found = {"hardware": serving.hardware(), "model": asked.model, "asked": {k: v for k, v in vars(asked).items() if k not in ("json", "out")}}
+    found = {
+        "hardware": serving.hardware(),
+        "model": asked.model,
+        "asked": {k: v for k, v in vars(asked).items() if k not in ("json", "out")},
+    }
     every = []
     with serving.Pair(folder, page=asked.page, **start) as pair:
         other = loads.calibration(tokenizer, min([1024, *asked.contexts]), asked.tokens)
