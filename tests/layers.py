@@ -9,8 +9,8 @@ from wakekv.claims import ROOT
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "files", "verdicts", "trace", "sound", "kernels", "demand", "policies", "residency", "replay",
         "simulate", "stats", "match", "study", "tables", "contests", "matched", "reads", "churn", "wakeups", "grading",
-        "bursts", "markers", "prefetch", "pools", "measured", "twins", "tiered", "shipped", "blocks", "learn", "beyond", "gained",
-        "luck", "served", "scheduling", "taught"]  # fmt: skip
+        "bursts", "markers", "prefetch", "pools", "measured", "twins", "tiered", "shipped", "blocks", "learn", "beyond",
+        "gained", "luck", "served", "scheduling", "taught"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "mapped", "cache", "quality",

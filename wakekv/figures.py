@@ -19,8 +19,8 @@ from wakekv.drawing.mechanism import mechanism
 from wakekv.drawing.picture import POLICY_STYLE, Picture
 from wakekv.drawing.policies import miss_curves, miss_map
 from wakekv.drawing.reading import needle_scores, one_head
-from wakekv.drawing.scheduling import fairness, load_curves, request_waits, said_and_came, taught_orders
 from wakekv.drawing.scale import scale_growth
+from wakekv.drawing.scheduling import fairness, load_curves, request_waits, said_and_came, taught_orders
 from wakekv.drawing.tiers import tier_answers, tier_codes, tier_memory, tier_sharing, tier_sweep
 from wakekv.drawing.wakeups import alarms, forest, leads, mirage
 from wakekv.matched import headline, sensitivity, seven, systems
