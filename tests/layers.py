@@ -17,7 +17,7 @@ METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", 
          "longbench", "loads", "rivals", "system", "links", "plan", "witness", "trials", "tiers",
          "reinforce", "spotcheck"]  # fmt: skip
 ENGINE = ["vllm", "serving", "generation", "table2"]  # + vllm, where an engine runs: tests/engine
-RUN = ["claims", "artifact", "document", "sources", "places", "tasks", "profiles", "recordings", "results",
+RUN = ["children", "claims", "artifact", "document", "sources", "places", "tasks", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "site", "reviewing", "__main__"]  # fmt: skip
 RINGS = [CORE, PICTURES, METAL, ENGINE, RUN]
 ORDER = [name for ring in RINGS for name in ring]

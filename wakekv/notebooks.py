@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from wakekv.children import end_with_parent
 from wakekv.claims import ROOT
 from wakekv.errors import InputError, WakeKVError, lookup
 from wakekv.recordings import duration
@@ -135,17 +136,11 @@ def run(
     claims.unlink(missing_ok=True)
     unfinished, failed = folder / f".{notebook.name}.{os.getpid()}.ipynb", folder / f"{notebook.name}.failed.ipynb"
     failed.unlink(missing_ok=True)
+    for left in folder.glob(f".{notebook.name}.*.ipynb"):
+        left.unlink()  # by a run that was killed
     command = [sys.executable, "-m", "papermill", str(notebook.path.absolute()), str(unfinished)]
-    command += [
-        "--kernel",
-        "python3",
-        "--language",
-        "python",
-        "--cwd",
-        str(ROOT),
-        "--no-progress-bar",
-        "--request-save-on-cell-execute",
-    ]
+    command += ["--kernel", "python3", "--language", "python", "--cwd", str(ROOT)]
+    command += ["--no-progress-bar", "--request-save-on-cell-execute"]
     for name, value in given.items():  # -r is text as it stands; -p reads True, None and numbers back
         command += ["-r" if isinstance(value, str) else "-p", name, str(value)]
     try:
@@ -189,7 +184,8 @@ def _watch(command, environment, log, unfinished, notebook, say, expected_s) -> 
     """
     start = time.monotonic()
     due = start + 10
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    own = {"cwd": ROOT, "env": environment, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+    process = subprocess.Popen(command, preexec_fn=end_with_parent, **own)
     try:
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)

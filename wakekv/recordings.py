@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import multiprocessing
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from wakekv.children import one_thread
 from wakekv.claims import ROOT
 from wakekv.errors import InputError, WakeKVError, lookup
 from wakekv.files import write_json
@@ -109,7 +109,7 @@ def _record(missing: list[Log], out: Path | str, profile: Profile, workers: int,
     """Record `missing` in worker processes by `job` (a test's stand-in; else `_timed`)."""
     start, total, done, failed = time.monotonic(), sum(map(_work, missing)), 0.0, []
     order = sorted(missing, key=lambda log: (log.model, -_work(log)))
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread)
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread)
     try:
         running = {pool.submit(job or _timed, log, str(out), profile.device, profile.dtype): log for log in order}
         n_done, waiting = 0, set(running)
@@ -149,11 +149,6 @@ def _timed(log: Log, out: str, device: str, dtype: str) -> float:
     start = time.monotonic()
     ensure(log, out, device=device, dtype=dtype, progress=False)
     return time.monotonic() - start
-
-
-def _one_thread() -> None:
-    """In each worker, before torch is there: one thread, so that workers share the cores and sums come out the same."""
-    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _prefetch(models: set[str], say) -> None:

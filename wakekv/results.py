@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import json
 import multiprocessing
-import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from wakekv.children import one_thread
 from wakekv.claims import hardware
 from wakekv.errors import WakeKVError, lookup
 from wakekv.files import write_json
@@ -189,7 +189,7 @@ def _measured(kind: str, jobs: Mapping[str, Mapping], model: Mapping, workers: i
         for name, asked in jobs.items():
             yield name, *_timed(kind, asked, model)
         return
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread)
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread)
     with pool:
         running = {name: pool.submit(_timed, kind, asked, model) for name, asked in jobs.items()}
         for name, future in running.items():
@@ -199,10 +199,6 @@ def _measured(kind: str, jobs: Mapping[str, Mapping], model: Mapping, workers: i
                 raise WakeKVError(
                     f"a process that measured {name} was killed (out of memory?): the same run goes on from there"
                 ) from None
-
-
-def _one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _timed(kind: str, asked: Mapping, model: Mapping) -> tuple[Any, dict[str, float]]:
