@@ -8,6 +8,8 @@
 # make reproduce-doc   run every block of REPRODUCE.md, in smoke mode: a quarter of an hour
 # make agree       one pass against step by step and brute force, on 10^5 (log, budget) pairs: five minutes
 # make torture     the cache through 10^6 appends, wants, fetches that fail or not, trims, reorders and resets: a quarter of an hour
+# make malformed   every malformed input again, and the table of what is said of each
+# make kills       what can be gone on with, killed twenty times each and in the end compared byte by byte: ten minutes
 # make clean       forget runs and caches; the environment stays (rm -r .venv for that)
 #
 # Each makes the environment first, from requirements.lock; once that is there nothing here needs the network but the model's download.
@@ -25,7 +27,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: reproduce reproduce-doc smoke test test-vllm test-vllm-long lint reference agree torture clean
+.PHONY: reproduce reproduce-doc smoke test test-vllm test-vllm-long lint reference agree torture malformed kills clean
 .DEFAULT_GOAL := reproduce
 
 reproduce: .venv/installed
@@ -52,6 +54,7 @@ reference: .venv/installed
 	rm -rf figures artifact/tables artifact/claims artifact/notebooks
 	cp -r runs/default/figures figures
 	cp -r runs/default/tables runs/default/claims runs/default/notebooks runs/default/run.json artifact
+	$(MAKE) malformed
 	$(PY) -m wakekv pack $(SHIPPED) --out artifact/logs
 	$(PY) -m wakekv site --out artifact/site
 	$(PY) -m wakekv document
@@ -64,6 +67,12 @@ agree: .venv/installed
 
 torture: .venv/installed
 	WAKEKV_OPERATIONS=1000000 $(PY) -m pytest tests/test_cache_state.py -q -s
+
+malformed: .venv/installed
+	WAKEKV_MALFORMED=1 $(PY) -m pytest tests/test_malformed.py -q
+
+kills: .venv/installed
+	WAKEKV_KILLS=20 $(PY) -m pytest tests/test_kills.py -q -s
 
 clean:
 	rm -rf runs build .pytest_cache .ruff_cache .hypothesis
