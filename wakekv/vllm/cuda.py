@@ -1,7 +1,8 @@
 """The plugin on a CUDA device: the reservoir is pinned host memory, attention FlashAttention's kernel over the pool.
 
-NOT YET RUN ON HARDWARE: written against the engine's source (FlashAttentionBackend, vllm 0.32). What needs no GPU, the
-fast tier in torch operations, is tested on a CPU; the device and the engine's calls below are not.
+NOT YET RUN ON HARDWARE: written and read again against the engine's source (FlashAttentionBackend, vllm 0.32). Tested
+on a CPU: the fast tier in torch operations, and the step below with plain torch in the place of FlashAttention's kernel
+(tests/engine/test_cuda.py). Not tested: the device, the kernel, pinned memory, and the engine's own calls.
 
 The engine sees the pinned memory through unified addressing: its own kernels write and read it as they would GPU
 memory, so passes of many tokens read earlier chunks over the bus. Requests that decode read it only to fetch. The rule
