@@ -13,6 +13,7 @@ import operator
 import os
 import platform
 import re
+import reprlib
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -99,15 +100,15 @@ def load_claims(path: Path | str | None = None) -> dict[str, Claim]:
         rows = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing: claims are read from a checkout of the repository") from None
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     claims: dict[str, Claim] = {}
     for row in rows if isinstance(rows, list) else [rows]:
         try:
             claim = Claim(**{**row, "models": tuple(row["models"])})
             number(claim.published)
-        except (TypeError, KeyError, ValueError) as error:
-            raise InputError(f"{path}: malformed claim {row!r:.80}: {error}") from None
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise InputError(f"{path}: malformed claim {reprlib.repr(row)}: {error}") from None
         if claim.id in claims:
             raise InputError(f"{path}: claim {claim.id} is declared twice")
         claims[claim.id] = claim
@@ -202,7 +203,7 @@ def table(out: Path | str, claims: dict[str, Claim] | None = None) -> list[dict]
     for path in sorted((Path(out) / "claims").glob("*.json")):
         try:
             found |= {row["id"]: Verdict(**row) for row in json.loads(path.read_text(encoding="utf-8"))["verdicts"]}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path} is not a claims file ({error}): run its notebook again") from None
     rows = []
     for claim in claims.values():

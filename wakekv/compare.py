@@ -87,6 +87,10 @@ def compare(
             verdicts += _verdicts(a.files[name], b.files[name])
         else:
             tables.append({"file": name, **_table(name, a.files[name], b.files[name], rules)})
+    try:
+        record = _records(a.record, b.record)
+    except (AttributeError, TypeError) as error:
+        raise InputError(f"run.json of {a.path} or {b.path} is damaged ({error}): run it again, or remove it") from None
     beyond = len(alone) + sum(table["beyond"] for table in tables) + sum(v["verdict_changed"] for v in verdicts)
     return {
         "a": a.path,
@@ -95,7 +99,7 @@ def compare(
         "only_in_one": alone,
         "tables": tables,
         "verdicts": verdicts,
-        "record": _records(a.record, b.record),
+        "record": record,
     }
 
 
@@ -104,7 +108,7 @@ def load_rules(path: Path | str = TOLERANCES) -> list[Rule]:
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         return [Rule(**{**entry, "columns": tuple(entry["columns"])}) for entry in entries]
-    except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError) as error:
         raise InputError(f"tolerances {path} cannot be read: {' '.join(str(error).split())}") from None
 
 
@@ -116,7 +120,7 @@ def exact(rules: Sequence[Rule]) -> list[Rule]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return {**json.loads(path.read_text(encoding="utf-8"))}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}): run it again, or remove it") from None
 
 
@@ -188,8 +192,8 @@ def _aligned(left: pd.DataFrame, right: pd.DataFrame) -> tuple[pd.DataFrame, pd.
 def _verdicts(a: Path, b: Path) -> list[dict[str, Any]]:
     """Claims whose verdict, value or interval differs."""
     try:
-        left, right = ({verdict["id"]: verdict for verdict in _read(path)["verdicts"]} for path in (a, b))
-    except (KeyError, TypeError) as error:
+        left, right = ({verdict["id"]: {**verdict} for verdict in _read(path)["verdicts"]} for path in (a, b))
+    except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{a} or {b} is no claims file ({error!r}): run its notebook again") from None
     rows = []
     for name in sorted(left.keys() | right.keys()):

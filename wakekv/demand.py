@@ -13,11 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from .errors import InputError
+from .errors import InputError, TraceError
 from .trace import Trace
 
 UNITS = ("head", "kv_head")
 FIRST_TOUCH = ("cold", "warm")
+VERIFY = "`python -m wakekv verify` says where; record it again"
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,8 @@ def demand(
     first_touch  see Demand
     page_tokens  tokens a page; prompt rows and key means are logged at 16 and carried to its multiples only
     k            how many of the logged weights of each row to use, the heaviest first; None: all (64 by default)
-    Raises InputError for an unknown unit or rule, or k outside 1..the log's own. A shipped log (shipped.py) answers
+    Raises InputError for an unknown unit or rule, or k outside 1..the log's own; TraceError for positions that do not
+    rise or lie beyond the context. A shipped log (shipped.py) answers
     for itself.
     """
     if not isinstance(trace, Trace):
@@ -217,9 +219,14 @@ def demand(
             position, weight = np.take_along_axis(position, top, -1), np.take_along_axis(weight, top, -1)
         rows = np.broadcast_to(np.arange(n_steps)[None, :, None], position.shape)
         real = position != padding
+        if position[real].max(initial=0) >= trace.n_prompt + n_steps:
+            raise TraceError(f"heads {heads.start} to {heads.stop - 1} read positions beyond the context: {VERIFY}")
         item = rows[real] * n_pages + position[real] // page_tokens
         if group == 1 and k == trace.k:  # positions are logged in ascending order, so the items are sorted already
-            first = np.diff(item, prepend=-1) != 0
+            rise = np.diff(item, prepend=-1)
+            if rise.min(initial=0) < 0:
+                raise TraceError(f"head {u} has positions that do not rise: {VERIFY}")
+            first = rise != 0
             distinct, where = item[first], np.cumsum(first) - 1
         else:
             distinct, where = np.unique(item, return_inverse=True)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ from wakekv.trace import PAGE, Trace, layout, open_trace
 FORMAT, VERSION, SUFFIX = "wakekv-pages", 1, ".npz"
 AGAIN = "fetch the repository's again, or pack it again"
 MOST_BYTES = 1 << 30  # of a shipped log unpacked
-BROKEN = (KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, RecursionError)  # what reading one raises
+# What reading one raises: TokenError is numpy's word for some damaged heads of arrays.
+BROKEN = (KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, RecursionError, TokenError)
 PER_OCTAVE, LOWEST = 8, -31  # weight codes: eighths of octaves above 2**-31; code 0 is no weight
 ARRAYS = {"tokens": "int32", "counts": "uint16", "created": "int32", "page_low": "uint8", "page_high": "uint8",
           "weights": "uint8", "prompt_rows": "uint8"}  # fmt: skip
