@@ -79,62 +79,59 @@ class Size:
 
 @njit(cache=True)
 def _draw(first, n_prompt, wants, hot, state, positions, weights, top):
-    """Some steps of one head, from step `first`: nine wants in ten from `hot` pages, the others from all there are,
-    and then hot. positions uint [step, k], ascending; state uint64 [1], the head's own random numbers."""
-    each, chosen = positions.shape[1] // wants, np.empty(wants, np.int64)
-    seen = np.zeros((n_prompt + first + len(positions)) // 16 + 1, np.int32)
-    for t in range(len(positions)):
-        whole = (n_prompt + first + t) // 16  # pages that are full
-        n = 0
-        while n < wants:
-            state[0] ^= state[0] << np.uint64(13)
-            state[0] ^= state[0] >> np.uint64(7)
-            state[0] ^= state[0] << np.uint64(17)
-            place = np.int64((state[0] >> np.uint64(32)) % np.uint64(len(hot)))
-            if state[0] % np.uint64(10) == 0:
-                hot[place] = np.int64((state[0] >> np.uint64(20)) % np.uint64(whole))
-            page = hot[place]
-            if page < whole and seen[page] != t + 1:
-                seen[page] = t + 1
-                chosen[n] = page
-                n += 1
-        chosen.sort()
-        for i in range(wants):
-            weight = np.float32(1 + (chosen[i] * 7919 + first + t) % wants) / (wants * wants * each)
-            for j in range(each):
-                positions[t, i * each + j] = chosen[i] * 16 + j
-                weights[t, i * each + j] = weight
-        top[t] = chosen[0] * 16
+    """Steps of some heads, from step `first`: nine wants in ten from a head's `hot` pages [head, n], the others from
+    all there are, and then hot. positions uint [head, step, k], ascending; state uint64 [head]: random numbers."""
+    n_heads, n_steps, k = positions.shape
+    each, chosen, last = k // wants, np.empty(wants, np.int64), (n_prompt + first + n_steps) // 16
+    for h in range(n_heads):
+        seen, x = np.zeros(last + 1, np.int32), state[h]
+        for t in range(n_steps):
+            whole, n = (n_prompt + first + t) // 16, 0  # pages that are full
+            while n < wants:
+                x ^= x << np.uint64(13)
+                x ^= x >> np.uint64(7)
+                x ^= x << np.uint64(17)
+                place = np.int64((x >> np.uint64(32)) % np.uint64(hot.shape[1]))
+                if x % np.uint64(10) == 0:
+                    hot[h, place] = np.int64((x >> np.uint64(20)) % np.uint64(whole))
+                page = hot[h, place]
+                if seen[page] != t + 1:
+                    seen[page] = t + 1
+                    chosen[n] = page
+                    n += 1
+            chosen.sort()
+            for i in range(wants):
+                weight = np.float32(1 + (chosen[i] * 7919 + first + t) % wants) / (wants * wants * each)
+                for j in range(each):
+                    positions[h, t, i * each + j] = chosen[i] * 16 + j
+                    weights[h, t, i * each + j] = weight
+            top[h, t] = chosen[0] * 16
+        state[h] = x
 
 
 class Heads:
-    """Made-up heads, each the same numbers whether it is drawn alone, step by step or all at once."""
+    """Made-up heads, each the same numbers whether they are drawn head by head or step by step."""
 
     def __init__(self, size: Size):
-        self.size, sizes = size, layout(size.manifest)
-        self.dtype = sizes["positions"][0]
+        self.size, self.dtype = size, layout(size.manifest)["positions"][0]
         rng = np.random.default_rng(0)
         self.hot = rng.integers(0, size.manifest["n_prompt"] // PAGE, (size.heads, 4 * size.wants))
-        self.state = rng.integers(1, 1 << 62, (size.heads, 1)).astype(np.uint64)
+        self.state = rng.integers(1, 1 << 62, size.heads).astype(np.uint64)
 
-    def draw(self, head: int, first: int, stop: int) -> dict[str, np.ndarray]:
-        """What one head reads at steps first..stop-1, those before having been drawn: positions, weights, top."""
-        shape, n_prompt = (stop - first, self.size.k), self.size.manifest["n_prompt"]
-        positions, weights, top = (
-            np.empty(shape, self.dtype),
-            np.empty(shape, np.float32),
-            np.empty(shape[0], self.dtype),
-        )
-        _draw(first, n_prompt, self.size.wants, self.hot[head], self.state[head], positions, weights, top)
+    def draw(self, heads: slice, first: int, stop: int) -> dict[str, np.ndarray]:
+        """What some heads read at steps first..stop-1, all before having been drawn: positions, weights, top."""
+        hot, state, n_prompt = self.hot[heads], self.state[heads], self.size.manifest["n_prompt"]
+        shape = (len(state), stop - first)
+        positions, top = np.empty((*shape, self.size.k), self.dtype), np.empty(shape, self.dtype)
+        weights = np.empty(positions.shape, np.float32)
+        _draw(first, n_prompt, self.size.wants, hot, state, positions, weights, top)
         return {"positions": positions, "weights": weights.astype(np.float16), "top": top}
 
     def step(self, step: int) -> dict[str, np.ndarray]:
         """The same of all heads at one step, for a journal."""
-        drawn = [self.draw(head, step, step + 1) for head in range(self.size.heads)]
-        masses = dict.fromkeys(
-            ("needle_mass", "sink_mass", "local_mass", "entropy"), np.zeros(self.size.heads, np.float32)
-        )
-        return masses | {name: np.stack([one[name][0] for one in drawn]) for name in drawn[0]}
+        none = np.zeros(self.size.heads, np.float32)
+        drawn = {name: array[:, 0] for name, array in self.draw(slice(None), step, step + 1).items()}
+        return drawn | dict.fromkeys(("needle_mass", "sink_mass", "local_mass", "entropy"), none)
 
 
 def write(size: Size, path: Path) -> None:
@@ -150,7 +147,7 @@ def write(size: Size, path: Path) -> None:
 def _blocks(name: str, size: Size, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
     if name in ("positions", "weights", "top"):
         heads = Heads(size)
-        yield from (heads.draw(head, 0, size.steps)[name] for head in range(size.heads))
+        yield from (heads.draw(slice(head, head + 1), 0, size.steps)[name] for head in range(size.heads))
     else:
         yield from (np.zeros(shape[1:] or 1, dtype) for _ in range(shape[0]))
 
@@ -238,7 +235,7 @@ def growth(base: Size, factors: list[int], budgets: list[int], folder: Path, rep
 def measure(options: argparse.Namespace, folder: Path) -> dict:
     big = Size(options.tokens, options.steps, options.heads, options.k, options.wants)
     small = replace(big, tokens=min(5000, big.tokens), steps=min(320, big.steps), heads=min(64, big.heads))
-    base = Size(*(min(most, own) for most, own in zip((8192, 1024, 64), (big.tokens, big.steps, big.heads))), 64, 32)
+    base = Size(*(min(most, own) for most, own in zip((16384, 512, 64), (big.tokens, big.steps, big.heads))), 64, 32)
     found = {"memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "ceiling_bytes": options.ceiling}
     found["small"] = measured(small, folder, 3)
     budgets = [budget for budget in (1, 4, 16, 64, 256) if budget <= base.tokens // PAGE]

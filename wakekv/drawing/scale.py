@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import NullLocator
 
-from wakekv.drawing.picture import Picture, canvas, policy_style, styled
+from wakekv.drawing.picture import Picture, canvas, policy_style, styled, thousands
 from wakekv.errors import InputError
 
 MEASURED = {"seconds": "CPU seconds", "megabytes": "peak memory, MB"}
@@ -34,9 +35,12 @@ def scale_growth(rows: Sequence[Mapping], about: str) -> Picture:
             for policy, line in table[table["grows"] == size].groupby("policy", sort=False):
                 slope = np.polyfit(np.log(line["at"]), np.log(line[what]), 1)[0]
                 table.loc[line.index, f"slope_{what}"] = slope
-                style = policy_style(policy) | {"label": f"{policy}, slope {slope:.2f}"}
+                style = policy_style(policy) | {"label": f"{policy}, slope {round(slope, 2) + 0.0:.2f}"}
                 axes.plot(line["at"], line[what], **style)
             axes.set(xscale="log", yscale="log")
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xticks(sorted(set(table.loc[table["grows"] == size, "at"])))
+            thousands(axes.xaxis)
             axes.legend(fontsize=6)
         row[0].set_ylabel(MEASURED[what])
     for axes, size in zip(panels[-1], grows):
