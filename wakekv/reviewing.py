@@ -70,7 +70,7 @@ def study(options: argparse.Namespace) -> int:
     themselves: give URLs that they reach. A worker that dies loses no task.
 
     examples:
-      python -m wakekv study artifact/logs --policies reactive,evict,optimum --jobs 2 --out runs/study
+      python -m wakekv study artifact/logs/smollm2-* --policies reactive,evict,optimum --jobs 2 --out runs/study
       python -m wakekv study runs/default/traces --models gemma3-270m --regimes niah,cot --jobs 4 --out runs/study
       python -m wakekv study s3://bucket/logs --dask tcp://scheduler:8786 --out runs/study
     """
