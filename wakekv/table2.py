@@ -88,7 +88,7 @@ def sweep(
     if "stock" not in table:
         raise InputError("everything is measured against stock: name it among the configurations, too")
     out = writable(out)
-    started, tokenizer, name = ENGINES[engine](run, out)
+    started, tokenizer, own = ENGINES[engine](run, out)
     questions = loads.longbench(longbench, run.samples, tokenizer, run.length) if longbench else []
     questions = questions or loads.needles(run.needles, tokenizer, run.length)
     whole = run.requests, run.length + run.n_tokens, run.n_tokens
@@ -97,8 +97,8 @@ def sweep(
     if any(len(text) < run.n_tokens for text in texts):  # the prompts end before: there is no text to go on with
         texts = []
     load = dataclasses.replace(load, prompts=tuple(prompt[: run.length] for prompt in load.prompts))
-    about = {"engine": name, "model": run.model, "dtype": run.dtype, "hardware": serving.hardware(),
-             "requests": run.requests, "length": run.length, "n_tokens": run.n_tokens, "measured": True}  # fmt: skip
+    about = {**own, "model": run.model, "hardware": serving.hardware(), "requests": run.requests,
+             "length": run.length, "n_tokens": run.n_tokens, "measured": True}  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     with started as arms:
         if "flexicache" in table:
@@ -131,8 +131,8 @@ def profile(engine: Any, tokenizer: Any, run: Run, out: Path) -> list[int]:
     return json.loads(path.read_text())["heads"]
 
 
-def in_vllm(run: Run, out: Path) -> tuple[Pair, Any, str]:
-    """The engine, not started yet, the model's tokenizer, and the engine's name and version."""
+def in_vllm(run: Run, out: Path) -> tuple[Pair, Any, dict[str, str]]:
+    """The engine, not started yet, the model's tokenizer, and what the engine is."""
     from transformers import AutoTokenizer
 
     python = serving.engine_python()
@@ -140,10 +140,10 @@ def in_vllm(run: Run, out: Path) -> tuple[Pair, Any, str]:
     longest = run.max_tokens or run.length + run.n_tokens + 64  # questions have a chat template around them
     start = {"dtype": run.dtype, "max_tokens": longest, "batch": run.requests, "reservoir_gib": run.reservoir_gib}
     pair = Pair(str(folder), python=python, logs=out, alone=run.gpu is not None, **start)
-    return pair, AutoTokenizer.from_pretrained(folder), f"vllm {VERSION}"
+    return pair, AutoTokenizer.from_pretrained(folder), {"engine": f"vllm {VERSION}", "dtype": run.dtype}
 
 
-def in_transformers(run: Run, out: Path) -> tuple[Any, Any, str]:
+def in_transformers(run: Run, out: Path) -> tuple[Any, Any, dict[str, str]]:
     """As `in_vllm`, of transformers' generation with our cache."""
     import torch
     import transformers
@@ -153,7 +153,9 @@ def in_transformers(run: Run, out: Path) -> tuple[Any, Any, str]:
 
     torch.set_num_threads(1)  # as the engine has
     loaded = models.load(run.model, dtype=run.dtype)
-    return Transformers(loaded, run.requests), loaded.tokenizer, f"transformers {transformers.__version__}"
+    dtype = str(loaded.model.dtype).removeprefix("torch.")  # float32 where the processor has no bfloat16
+    engine = f"transformers {transformers.__version__}"
+    return Transformers(loaded, run.requests), loaded.tokenizer, {"engine": engine, "dtype": dtype}
 
 
 ENGINES = {"vllm": in_vllm, "transformers": in_transformers}
