@@ -72,7 +72,11 @@ def teach(
     """(the order after imitation, the order after the policy gradient). The same seed gives the same orders.
 
     imitate, improve  updates of each kind;  span: steps of a roll-out;  discount: of costs to come, a step
+    InputError where no log has more pages than a budget holds.
     """
+    cases = [case for of in lessons for case in _pressed(of, span)]
+    if not cases:
+        raise InputError("no training log has more pages than its budgets hold: there is no eviction to learn")
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     with torch.random.fork_rng():
@@ -86,13 +90,12 @@ def teach(
     def score(values: np.ndarray) -> torch.Tensor:
         return net(torch.from_numpy((values - mean) / scale)).squeeze(-1)
 
-    _imitate(lessons, net, score, rng, imitate)
+    _imitate(cases, net, score, rng, imitate)
     imitated = _as_policy(net, mean, scale)
     adam = torch.optim.Adam(net.parameters(), lr=rate)
     for _ in range(improve):
-        of = lessons[rng.integers(len(lessons))]
-        budget = int(rng.choice(list(of.scale)))
-        first = int(rng.integers(WARM_UP, max(WARM_UP + 1, of.wants.n_steps - span)))
+        of, budget, earliest = cases[rng.integers(len(cases))]
+        first = int(rng.integers(earliest, of.wants.n_steps - span + 1))
         start = _resident(of, score, first, budget)
         drawn = [_roll(of, score, first, first + span, budget, start, generator) for _ in range(rollouts)]
         cost = np.array([costs for _, costs in drawn])
@@ -105,13 +108,25 @@ def teach(
     return imitated, _as_policy(net, mean, scale)
 
 
-def _imitate(lessons, net, score, rng, updates: int, batch: int = 2048) -> None:
+def _pressed(of: Lesson, span: int) -> list[tuple[Lesson, int, int]]:
+    """(lesson, budget, earliest step) wherever, from that step on, a log knows more pages than the budget holds, and
+    `span` steps are left."""
+    found = []
+    for budget in of.scale:
+        more = np.array([len(items) for items in of.items]) > budget * of.wants.n_heads
+        earliest = max(WARM_UP, int(more.argmax()) + 1)
+        if more.any() and earliest + span <= of.wants.n_steps:
+            found.append((of, budget, earliest))
+    return found
+
+
+def _imitate(cases, net, score, rng, updates: int, batch: int = 2048) -> None:
     """Which pages would the optimum keep? At a random step and budget, those whose next wants come first."""
     adam, loss = torch.optim.Adam(net.parameters(), lr=1e-2), nn.BCEWithLogitsLoss()
     for _ in range(updates):
-        of = lessons[rng.integers(len(lessons))]
-        t = int(rng.integers(WARM_UP, of.wants.n_steps - 1))
-        room = int(rng.choice(list(of.scale))) * of.wants.n_heads
+        of, budget, earliest = cases[rng.integers(len(cases))]
+        t = int(rng.integers(earliest, of.wants.n_steps))
+        room = budget * of.wants.n_heads
         kept = np.zeros(len(of.items[t]), np.float32)
         kept[np.argsort(of.next_use[t], kind="stable")[:room]] = 1.0
         near = np.argsort(of.values[t][:, FEATURES.index("age")], kind="stable")[: 2 * room]  # the rest decides nothing

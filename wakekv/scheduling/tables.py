@@ -14,7 +14,7 @@ from wakekv.scheduling.study import attainment, bearable
 from wakekv.tables import Table
 
 
-def costs_table(costs: Costs, error: float, measured: Sequence[Mapping]) -> Table:
+def server_costs(costs: Costs, error: float, measured: Sequence[Mapping]) -> Table:
     """What an iteration costs, and from how many measured steps that was fitted."""
     says = {
         "step_s": "a decode step", "request_s": "more, a request in it", "page_s": "more, a page attended to",
@@ -68,7 +68,7 @@ def hidden(shapes: Mapping[str, tuple[int, int, int]]) -> Table:
     return Table(numbers, shown)
 
 
-def tenants_table(found: pd.DataFrame) -> Table:
+def tenants(found: pd.DataFrame) -> Table:
     """`study.tenants`, a row a rule: the worst agent's attainment, Jain's index, each agent's, and pages stored."""
     rows, shown = [], []
     for rule, own in found.groupby("rule", sort=False):
