@@ -179,6 +179,9 @@ def with_changes(name: str, **changes: Any) -> Run:
     asked = {key: value for key, value in changes.items() if value is not None}
     if run.gpu and asked:
         raise InputError(f"profile {name} is the paper's run exactly: leave --{min(asked).replace('_', '-')} out")
+    for key, value in asked.items():
+        if isinstance(value, int) and value < (key != "needles"):
+            raise InputError(f"--{key.replace('_', '-')} counts from 1, not {value}")
     return dataclasses.replace(run, **asked)
 
 
