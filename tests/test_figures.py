@@ -15,6 +15,7 @@ import pytest
 import section2
 import section5
 import section6
+import section7
 import section8
 import section9
 import section11
@@ -56,6 +57,7 @@ def examples(traces, study, make_trace):
         section2.examples(many, section2.numbers(many))
         | section5.examples(traces)
         | section6.examples()
+        | section7.examples()
         | section8.examples()
         | section9.examples(make_trace)
         | section11.examples(make_trace)

@@ -6,34 +6,17 @@ import json
 
 import numpy as np
 import pytest
+import section7
 
 from wakekv import served, table2
 from wakekv.demand import Demand
 from wakekv.errors import InputError
 
 
-def write(folder, name, step, **more):
-    """A configuration's file as a sweep leaves it, with two repeats whose steps take `step` and twice that."""
-    told = {} if name == "stock" else {"stall_s": 0.001, "misses": 7.0}
-    repeats = [{"tokens_per_s": 1 / s, "step_s": s, "step_cpu_s": s, "decode_tokens_per_s": 2 / s, "reached": 2, **told}
-               for s in (step, 2 * step)]  # fmt: skip
-    row = {"configuration": name, "settings": None if name == "stock" else {}, "model": "m", "dtype": "d"}
-    row |= {
-        "requests": 2,
-        "length": 3,
-        "n_tokens": 1,
-        "hardware": {"device": "none", "threads": 1},
-        "repeats": repeats,
-        **more,
-    }
-    row["summary"] = {key: {"median": float(np.median([r[key] for r in repeats]))} for key in repeats[0]}
-    (folder / f"{name}.json").write_text(json.dumps(row))
-
-
 @pytest.fixture
 def found(tmp_path):
-    for name, step in (("stock", 4.0), ("flexicache", 3.0), ("reactive-r1", 2.0), ("reactive-r16", 1.0)):
-        write(tmp_path, name, step, quality={"kl_mean": 0.1, "agreement": 0.9}, answers={"mean": 20.0, "full": 40.0})
+    for name, row in section7.sweep().items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(row))
     return served.load(tmp_path)
 
 
@@ -48,7 +31,7 @@ def test_ratios_are_taken_within_a_repeat_and_table_2_stands_beside_what_was_pub
     assert tuple(table.loc["reactive-r1", ["points of 100", "stock's points"]]) == (20.0, 40.0)
     parts = served.parts(found)
     assert parts.groupby("configuration")["ms"].sum()["reactive-r1"] == pytest.approx(3000)
-    assert "none, 1 thread" in served.about(found)
+    assert "made-up, 1 thread" in served.about(found)
 
 
 def test_what_is_printed_has_a_line_a_configuration_and_points_beside_stocks(found):
@@ -88,10 +71,8 @@ def test_the_prediction_charges_ranking_by_r_and_waiting_by_the_misses_that_a_re
 
 
 def test_growth_is_the_ratio_within_a_repeat_by_context_and_requests():
-    rows = [
-        {"context": 16, "requests": n, "configuration": name, "repeat": turn, "step_s": s * (1 + turn), "step_cpu_s": s}
-        for n in (1, 2) for name, s in (("stock", 4.0 * n), ("reactive-r1", 2.0)) for turn in (0, 1)
-    ]  # fmt: skip
-    grown = served.grown({"rows": rows}).set_index(["requests", "configuration"])
-    assert grown.loc[(1, "reactive-r1"), "decode_vs_stock"] == 2 and grown.loc[(2, "reactive-r1"), "lo"] == 4
+    grown = served.grown(section7.growth()).set_index(["context", "requests", "configuration"])
+    row = grown.loc[(2048, 2, "reactive-r16")]
+    assert row["decode_vs_stock"] == row["lo"] == row["hi"] == 2 and row["decode_cpu_vs_stock"] == 4
+    assert grown.loc[(1024, 1, "reactive-r1"), "decode_vs_stock"] == 0.5
     assert "stock" not in grown.reset_index()["configuration"].tolist()

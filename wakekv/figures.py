@@ -21,6 +21,7 @@ from wakekv.drawing.policies import miss_curves, miss_map
 from wakekv.drawing.reading import needle_scores, one_head
 from wakekv.drawing.scale import scale_growth
 from wakekv.drawing.scheduling import fairness, load_curves, request_waits, said_and_came, taught_orders
+from wakekv.drawing.serving import engine_front, engine_growth, engine_parts
 from wakekv.drawing.tiers import tier_answers, tier_codes, tier_memory, tier_sharing, tier_sweep
 from wakekv.drawing.wakeups import alarms, forest, leads, mirage
 from wakekv.matched import headline, sensitivity, seven, systems
@@ -29,12 +30,13 @@ from wakekv.tables import Table, logs, sweep, variants
 
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
-    "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "equal_memory", "fairness",
-    "figure_1a", "forest", "gap_closed", "head_pages", "headline", "leads", "load_curves", "logs", "margins",
-    "mechanism", "mirage", "miss_curves", "miss_map", "needle_map", "needle_scores", "one_head", "pool_map",
-    "pool_price", "prefetch_yield", "request_waits", "said_and_came", "scale_growth", "sensitivity", "seven", "spells",
-    "stall_price", "step_parts", "sweep", "systems", "table_4", "taught_orders", "ten_steps", "tier_answers",
-    "tier_codes", "tier_memory", "tier_sharing", "tier_sweep", "token_markers", "variants", "verdict_table", "wakers",
+    "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "engine_front", "engine_growth",
+    "engine_parts", "equal_memory", "fairness", "figure_1a", "forest", "gap_closed", "head_pages", "headline", "leads",
+    "load_curves", "logs", "margins", "mechanism", "mirage", "miss_curves", "miss_map", "needle_map", "needle_scores",
+    "one_head", "pool_map", "pool_price", "prefetch_yield", "request_waits", "said_and_came", "scale_growth",
+    "sensitivity", "seven", "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "taught_orders",
+    "ten_steps", "tier_answers", "tier_codes", "tier_memory", "tier_sharing", "tier_sweep", "token_markers", "variants",
+    "verdict_table", "wakers",
 ]  # fmt: skip
 
 FIGURES: dict[str, Callable[..., Picture]] = {
@@ -77,6 +79,9 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "tier_sweep": tier_sweep,  # and in time, by threshold
     "tier_codes": tier_codes,  # pages kept as codes
     "tier_sharing": tier_sharing,  # keys and values that are alike
+    "engine_front": engine_front,  # a serving engine: speed against fidelity
+    "engine_parts": engine_parts,  # where the time of its step goes
+    "engine_growth": engine_growth,  # how its gain grows with context and requests
     "claims_beside": claims_beside,  # every claim, published and ours
 }
 TABLES: dict[str, Callable[..., Table]] = {

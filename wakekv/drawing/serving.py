@@ -17,7 +17,7 @@ LOOK = {"stock": (BLACK, "s"), "flexicache": (BLUE, "D"), "destructive": (GREEN,
 
 
 @styled
-def front(found: Mapping[str, Mapping], published: Sequence[Mapping]) -> Picture:
+def engine_front(found: Mapping[str, Mapping], published: Sequence[Mapping]) -> Picture:
     """Throughput against quality. Left, as published: tokens a second over stock FlexiCache's, LongBench in % of it.
     Right, measured here: decoding over the dense engine's, and the divergence from it; bars reach over the repeats."""
     ours = served.rates(found)
@@ -52,7 +52,7 @@ def front(found: Mapping[str, Mapping], published: Sequence[Mapping]) -> Picture
 
 
 @styled
-def parts(found: Mapping[str, Mapping]) -> Picture:
+def engine_parts(found: Mapping[str, Mapping]) -> Picture:
     """Where the time of a decode step goes, a bar a configuration: stacked milliseconds, medians over steps."""
     table = served.parts(found)
     names = list(dict.fromkeys(table["configuration"]))
@@ -73,7 +73,7 @@ def parts(found: Mapping[str, Mapping]) -> Picture:
 
 
 @styled
-def growth(found: Mapping[str, Any]) -> Picture:
+def engine_growth(found: Mapping[str, Any]) -> Picture:
     """How the gain over the dense engine grows with the context, a panel a number of requests, a line a configuration.
     Solid: the seconds of a step, bars over the repeats; dotted: CPU seconds. found: what benchmarks/growth.py left."""
     rows = served.grown(found)
@@ -93,7 +93,7 @@ def growth(found: Mapping[str, Any]) -> Picture:
         axes.set_xscale("log", base=2)
         ticks = sorted(rows["context"].unique() / 1024)
         axes.set_xticks(ticks, [f"{tick:.0f}k" for tick in ticks])
-        axes.set(title=f"{n} request" + "s" * (n > 1), xlabel="tokens of context")
+        axes.set(title="1 request" if n == 1 else f"{n} requests", xlabel="tokens of context")
     panels[0].set_ylabel("decode steps a second over the dense engine's")
     handles = [Line2D([], [], color=colour, marker="o", label=name) for name, colour in looks.items()]
     handles.append(Line2D([], [], color="0.3", ls=":", label="by CPU seconds"))
