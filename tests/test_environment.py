@@ -128,7 +128,12 @@ def test_conda_users_get_the_same_pins():
 
 @pytest.mark.parametrize(
     "ring, extras",
-    [(CORE, ["fast"]), (PICTURES, ["fast", "figures"]), (METAL, ["models", "faiss"]), (RUN, ["notebooks", "models", "cluster"])],
+    [
+        (CORE, ["fast"]),
+        (PICTURES, ["fast", "figures"]),
+        (METAL, ["models", "faiss"]),
+        (RUN, ["notebooks", "models", "cluster"]),
+    ],
     ids=["core", "pictures", "metal", "run"],
 )
 def test_every_import_of_a_ring_is_a_dependency_it_declares(ring, extras):
