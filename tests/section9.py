@@ -83,6 +83,7 @@ def examples(make_trace):
         "pool_price": lambda: figures.pool_price(pools(), "measured: made-up", resamples=20),
         "pools": lambda: figures.TABLES["pools"](pools(), resamples=20),
         "pools_timed": lambda: figures.TABLES["pools_timed"](pools(), resamples=20),
+        "pools_saved": lambda: figures.TABLES["pools_saved"](pools(), resamples=20),
         "predicted": lambda: figures.TABLES["predicted"](foreseen()),
         "where": lambda: figures.TABLES["where"](flows(make_trace)),
         "scale_growth": lambda: figures.scale_growth(grown(), "measured: made-up"),

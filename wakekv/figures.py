@@ -111,6 +111,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "where": gained.where,  # where a pool's memory is
     "pools": gained.in_cache,  # and what it is worth in a real cache
     "pools_timed": gained.in_time,
+    "pools_saved": gained.saved,
     "predicted": gained.predicted,  # what a plan foresees, and what a cache then does
     "server_costs": scheduling.server_costs,  # what an iteration of a server costs
     "scheduled": scheduling.scheduled,  # who keeps their objectives

@@ -219,6 +219,20 @@ def _real(rows: Sequence[Mapping], quantities: Mapping, resamples: int) -> Table
     return Table(numbers, pd.DataFrame(shown))
 
 
+def saved(rows: Sequence[Mapping], resamples: int = stats.RESAMPLES) -> Table:
+    """What the pools miss, wait and take more than reactive with as many pages, so what is saved is negative: all
+    prompts, with intervals of the differences (less, less_lo, less_hi) and the mean's share of reactive's (share)."""
+    whats = {"misses": IN_CACHE["misses"]} | {what: IN_TIME[what] for what in ("stall_ms", "settle_ms", "step_cpu_ms")}
+    numbers = estimated(rows, whats, (PAPER, "pooled", OURS), resamples)
+    numbers = numbers[(numbers["regime"] == ALL) & (numbers["arm"] != PAPER)].reset_index(drop=True)
+    numbers["share"] = numbers["less"] / (numbers["estimate"] - numbers["less"])
+    shown = [{"B": str(budget), "cache": arm} | {
+        whats[row["what"]][1]: f"{row['less']:+.1f} [{row['less_lo']:+.1f}, {row['less_hi']:+.1f}], {row['share']:+.0%}"
+        for row in of.to_dict("records")
+    } for (budget, arm), of in numbers.groupby(["budget", "arm"], sort=False)]  # fmt: skip
+    return Table(numbers, pd.DataFrame(shown))
+
+
 def predicted(rows: Sequence[Mapping]) -> Table:
     """What a plan foresees of fetches and waiting, from a log and from the cache's own wants, and what a cache then
     does; from the rows of `trials.foreseen`. off: the plan's number over the cache's, less 1."""
