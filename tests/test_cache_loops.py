@@ -60,7 +60,7 @@ def test_attention_over_blocks_is_that_of_torch_where_rows_differ_in_length(soft
     layer.keep(torch.zeros(4, 1, 34, 6), How(1.0, None), note_rows=True)
     layer.advance()
     rows, pages = torch.nonzero((there < torch.tensor([[0.9], [0.5], [0.2], [0.0]])) & layer.real_pages(0, 8)).T
-    layer.pool = Shared(Store(layer.pool.open), 12, layer.pool.open)
+    layer.pool = Shared(Store(1, 12, layer.pool.open), 0, layer.pool.open)
     layer.pool.place(rows, pages, *layer.reservoir.read(rows, pages))
     layer.update(*random(2, 2, 2, 1, 6, seed=1))
     query, how = random(4, 3, 6, seed=2), How(0.3, softcap)

@@ -117,7 +117,7 @@ def test_a_budget_shared_by_heads_follows_the_same_rule_and_is_kept(name, scope,
 def test_a_pool_takes_the_memory_of_its_budget_and_of_what_a_step_brings():
     """Nothing is left behind by the first step, which brings the most."""
     cache, _ = decode("pooled")
-    (store,) = cache.steps.host.stores.values()
+    ((store, _),) = cache.steps.host.stores
     total = BUDGET * len(IDS) * sum(layer.n_kv for layer in cache.paged)
     assert store.n_held == sum(int(x.sum()) for x in cache.resident()) == total
     assert store.n_blocks <= total * 9 // 8 + cache.books.n_wants // cache.books.n_steps

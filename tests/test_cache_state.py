@@ -199,9 +199,8 @@ class Caches(RuleBasedStateMachine):
                 assert (resident == held)[:, known].all()
             open_page = torch.cat(pool.open, -1)[:, : layer.n_open].numpy()
             assert (open_page == truth[:, n * PAGE :]).all()
-        pools = [layer.pool for layer in self.layers if isinstance(layer.pool, Shared)]
-        for store in {pool.store for pool in pools}:  # every block has one page, or is free
-            blocks = [b for pool in pools if pool.store is store for b in pool.slot_of[pool.slot_of != EMPTY].tolist()]
+        for store in {layer.pool.store for layer in self.layers if isinstance(layer.pool, Shared)}:
+            blocks = store.slot_of[store.slot_of != EMPTY].tolist()  # every block has one page, or is free
             assert sorted(blocks + store._free) == list(range(store.n_blocks))
 
 

@@ -97,7 +97,7 @@ class Host:
                     layer.pool.place(rows, pages, *self.fetch(layer, rows, pages), self.stamps(-1) + pages)
         except BaseException:
             for layer in self.layers:
-                layer.pool.free(*torch.nonzero(layer.pool.slot_of >= 0, as_tuple=True))
+                layer.unload()
             raise
         if not self.policy.reversible:
             for layer in self.layers:

@@ -262,6 +262,13 @@ class PagedLayer(CacheLayerMixin):
         """Forget the pass."""
         self.held = self._coming = None
 
+    def unload(self) -> None:
+        """Nothing but the open page is on the fast tier."""
+        old = self.pool.open
+        self.pool = Pool(self.n_rows, self.sizes.n_pages, self.sizes.page, old)
+        for mine, its in zip(self.pool.open, old):
+            mine.copy_(its)
+
     def reset(self) -> None:
         """As new."""
         self.__init__(self.index, self.sizes)

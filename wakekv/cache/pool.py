@@ -78,12 +78,6 @@ class Pool:
             self.gaps = bool((self.page_of == EMPTY).any())
         return left_rows, left
 
-    def free(self, rows: torch.Tensor, pages: torch.Tensor) -> None:
-        """The slots of these resident pages are empty from now on; int64 [n] each."""
-        slots = self.slot_of[rows, pages]
-        self.page_of[rows, slots], self.stamp[rows, slots], self.slot_of[rows, pages] = EMPTY, EMPTY, EMPTY
-        self.gaps = self.gaps or len(rows) > 0
-
     def arrays(self) -> tuple[np.ndarray, ...]:
         """The tables page_of, slot_of, stamp themselves, as numpy arrays, where they are in host memory."""
         of = self.views.of

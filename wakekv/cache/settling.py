@@ -24,23 +24,26 @@ class Settling(Host):
 
     def first_pages(self) -> list[torch.Tensor]:
         self.rules = [Residency(wants, self.policy, self.budget) for wants in self.wants]
-        targets, self.stores = self._targets(self.rules), {}
-        for layer in self.layers:
-            kind = tuple((x.shape[1:], x.dtype, x.device) for x in layer.pool.open)  # pages of one kind share
-            store = self.stores.setdefault(kind, Store(layer.pool.open))
-            layer.pool = Shared(store, layer.sizes.n_pages, layer.pool.open)
-        for store in self.stores.values():
-            store.room(sum(int(t.sum()) for x, t in zip(self.layers, targets, strict=True) if x.pool.store is store))
-        return targets
+        kinds: dict[tuple, list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            kinds.setdefault(tuple((x.shape[1:], x.dtype, x.device) for x in layer.pool.open), []).append(i)
+        target, self.stores = self._target(self.rules), []
+        for some in kinds.values():  # layers whose pages are alike
+            like = self.layers[some[0]].pool.open
+            store = Store(len(some), self.layers[0].sizes.n_pages, like)
+            store.room(int(target[some].sum()))
+            for place, i in enumerate(some):
+                self.layers[i].pool = Shared(store, place, self.layers[i].pool.open)
+            self.stores.append((store, some))
+        return [own.to(layer.digests.device) for own, layer in zip(target, self.layers, strict=True)]
 
-    def _targets(self, rules: list[Residency]) -> list[torch.Tensor]:
-        """bool [row, page] a layer: what the rules have resident."""
-        first, n = self.layers[0], self.layers[0].n_closed
-        resident = torch.zeros(len(rules), len(self.layers) * first.n_kv, n, dtype=torch.bool)
+    def _target(self, rules: list[Residency]) -> torch.Tensor:
+        """bool [layer, row, page], in host memory: what the rules have resident."""
+        n_kv, n = self.layers[0].n_kv, self.layers[0].n_closed
+        resident = torch.zeros(len(rules), len(self.layers) * n_kv, n, dtype=torch.bool)
         for own, rule, skip in zip(resident, rules, self.firsts, strict=True):
             own[:, skip:] = torch.from_numpy(rule.resident[:, : n - skip])
-        rows = resident.unflatten(1, (-1, first.n_kv)).transpose(0, 1).flatten(1, 2)  # [layer, row, page]
-        return [target.to(layer.digests.device) for target, layer in zip(rows, self.layers, strict=True)]
+        return resident.unflatten(1, (-1, n_kv)).transpose(0, 1).flatten(1, 2)
 
     def bring(self, layer: PagedLayer, wanted: Wanted) -> None:
         if self.lagged:
@@ -65,8 +68,8 @@ class Settling(Host):
         misses = sum(int(rule.step().missed.sum()) for rule in rules)
         self._apply(rules, last)
         self.rules = rules
-        for store in self.stores.values():
-            store.fit([layer.pool for layer in self.layers if layer.pool.store is store], spare=absent)
+        for store, _ in self.stores:
+            store.fit(spare=absent)
         return misses
 
     @staticmethod
@@ -77,27 +80,33 @@ class Settling(Host):
 
     def _apply(self, rules: list[Residency], last: int | None) -> None:
         """Move pages until those are resident that the rules say; first all that can fail."""
-        n, plans = self.layers[0].n_closed, []
-        for layer, target in zip(self.layers, self._targets(rules), strict=True):
-            add = target & (layer.pool.slot_of[:, :n] == EMPTY)
-            written = None
+        n, target, plans = self.layers[0].n_closed, self._target(rules), []
+        for store, some in self.stores:
+            layers, there = [self.layers[i] for i in some], store.slot_of[:, :, :n] != EMPTY
+            own = target[some].to(there.device)
+            add, written = own & ~there, None
             if last is not None:  # its bytes are still in the open place
-                written = torch.nonzero(add[:, last])[:, 0]
-                add[:, last] = False
-            rows, pages = torch.nonzero(add, as_tuple=True)
-            got = self.fetch(layer, rows, pages) if len(rows) else None
-            plans.append((layer, target, rows, pages, got, written))
-        for layer, target, rows, pages, got, written in plans:
-            pool = layer.pool
-            pool.free(*torch.nonzero(~target & (pool.slot_of[:, :n] != EMPTY), as_tuple=True))
-            if got is not None:
-                pool.place(rows, pages, *got)
-            if written is not None and len(written):
-                put_open(layer, written, last)
+                written = add[:, :, last].clone()
+                add[:, :, last] = False
+            come = []
+            for place in torch.nonzero(add.any(2).any(1))[:, 0].tolist():
+                rows, pages = torch.nonzero(add[place], as_tuple=True)
+                come.append((layers[place], rows, pages, self.fetch(layers[place], rows, pages)))
+            plans.append((store, layers, there & ~own, come, written))
+        for store, layers, gone, come, written in plans:
+            store.free(gone)
+            for layer, rows, pages, got in come:
+                layer.pool.place(rows, pages, *got)
+            for layer, rows in zip(layers, () if written is None else written):
+                put_open(layer, torch.nonzero(rows)[:, 0], last)
             if not self.policy.reversible:
-                destroy_absent(layer)
+                for layer in layers:
+                    destroy_absent(layer)
 
     def select(self, index: list[int]) -> None:
         pairs = [copy.deepcopy((self.wants[b], self.rules[b])) for b in index]
         super().select(index)
         self.wants, self.rules = ([pair[i] for pair in pairs] for i in range(2))
+        n_kv = self.layers[0].n_kv
+        for store, _ in self.stores:
+            store.select((torch.tensor(index)[:, None] * n_kv + torch.arange(n_kv)).flatten())

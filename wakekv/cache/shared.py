@@ -1,9 +1,7 @@
-"""The fast tier where heads hold different numbers of pages: one store for all, and for each layer a table of what is
-where."""
+"""The fast tier where heads hold different numbers of pages: one store for the layers of a model, and in it a table of
+what is where."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,11 +13,14 @@ from wakekv.cache.pool import EMPTY
 class Store:
     """Blocks that hold a page each, of any head of any layer: keys, values [block, token, d].
 
+    slot_of  int64 [layer, row, page]: the block that a page is in; EMPTY if in none
     It grows where a step brings more than is free, and is packed again once much is free (`fit`).
     """
 
-    def __init__(self, like: tuple[torch.Tensor, ...]):
-        self.keys, self.values = (x.new_empty(0, *x.shape[-2:]) for x in like)
+    def __init__(self, n_layers: int, n_pages: int, like: tuple[torch.Tensor, ...]):
+        """like: keys and values [row, token, d] of the pages to be held."""
+        self.keys, self.values = (x.new_empty(0, *x.shape[1:]) for x in like)
+        self.slot_of = torch.full((n_layers, len(like[0]), n_pages), EMPTY, device=like[0].device)
         self._free: list[int] = []
 
     @property
@@ -39,7 +40,8 @@ class Store:
         """At least n free blocks, in new memory if need be."""
         lacking, old = n - len(self._free), self.n_blocks
         if lacking > 0:
-            self.keys, self.values = (torch.cat([x, x.new_empty(lacking, *x.shape[1:])]) for x in self._both)
+            both = (self.keys, self.values)
+            self.keys, self.values = (torch.cat([x, x.new_empty(lacking, *x.shape[1:])]) for x in both)
             self._free += range(old, old + lacking)
 
     def take(self, n: int) -> torch.Tensor:
@@ -50,42 +52,47 @@ class Store:
         taken, self._free = self._free[first:], self._free[:first]
         return torch.tensor(taken, dtype=torch.int64, device=self.keys.device)
 
-    def give(self, blocks: torch.Tensor) -> None:
-        """These blocks are free again."""
-        self._free += blocks.tolist()
+    def free(self, gone: torch.Tensor) -> None:
+        """The blocks of these resident pages are free from now on; bool [layer, row, page], of the first pages."""
+        where = torch.nonzero(gone, as_tuple=True)
+        self._free += self.slot_of[where].tolist()
+        self.slot_of[where] = EMPTY
 
-    def fit(self, pools: Sequence[Shared], spare: int) -> None:
-        """No more than n_held // 8 + spare free blocks; pools: all that have pages here."""
-        n_free = self.n_held // 8 + spare
+    def fit(self, spare: int) -> None:
+        """No more than n_held // 8 + spare free blocks."""
+        n, n_free = self.n_held, self.n_held // 8 + spare
         if len(self._free) <= n_free:
             return
-        held = [pool.slot_of != EMPTY for pool in pools]
-        blocks = torch.cat([pool.slot_of[there] for pool, there in zip(pools, held, strict=True)])
-        n = len(blocks)
-        both = [x.new_empty(n + n_free, *x.shape[1:]) for x in self._both]
-        for new, old in zip(both, self._both, strict=True):
-            torch.index_select(old, 0, blocks, out=new[:n])
-        (self.keys, self.values), self._free = both, list(range(n, n + n_free))
-        at = torch.arange(n, device=blocks.device).split([int(there.sum()) for there in held])
-        for pool, there, new in zip(pools, held, at, strict=True):
-            pool.slot_of[there] = new
+        held = self.slot_of != EMPTY
+        packed = [x.new_empty(n + n_free, *x.shape[1:]) for x in (self.keys, self.values)]
+        for new, old in zip(packed, (self.keys, self.values)):
+            torch.index_select(old, 0, self.slot_of[held], out=new[:n])
+        (self.keys, self.values), self._free = packed, list(range(n, n + n_free))
+        self.slot_of[held] = torch.arange(n, device=held.device)
 
-    @property
-    def _both(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.keys, self.values
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep these rows of every layer, in this order; a row that is there twice has its pages twice."""
+        blocks = self.slot_of[:, rows.to(self.slot_of.device)]
+        held = blocks != EMPTY
+        self.keys, self.values = (x[blocks[held]] for x in (self.keys, self.values))
+        self.slot_of = torch.full_like(blocks, EMPTY)
+        self.slot_of[held], self._free = torch.arange(self.n_blocks, device=held.device), []
 
 
 class Shared:
-    """A layer's pages in a store that other layers use too; stands where a Pool does.
+    """One layer's part of a store; stands where a Pool does, and a row can have as many pages as it likes.
 
-    slot_of  int64 [row, page]: the block that a page is in; EMPTY if in none.  A row can have as many as it likes
-    open     keys and values [row, token, d] of the page being written
+    open  keys and values [row, token, d] of the page being written
     """
 
-    def __init__(self, store: Store, n_pages: int, open_page: tuple[torch.Tensor, torch.Tensor]):
-        self.store, self.open = store, tuple(x.clone() for x in open_page)
-        self.slot_of = torch.full((len(open_page[0]), n_pages), EMPTY, device=open_page[0].device)
+    def __init__(self, store: Store, layer: int, open_page: tuple[torch.Tensor, torch.Tensor]):
+        self.store, self.layer, self.open = store, layer, tuple(x.clone() for x in open_page)
         self.views = Views()
+
+    @property
+    def slot_of(self) -> torch.Tensor:
+        """int64 [row, page], itself: the layer's part of the table."""
+        return self.store.slot_of[self.layer]
 
     def enter(self, rows: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         """int64 [n]: a block for each of n pages that are in none; its bytes are the caller's to write."""
@@ -102,20 +109,16 @@ class Shared:
         """Keys and values [row, n, token, d] in blocks [row, n]; anything for EMPTY."""
         return self.store.keys[blocks], self.store.values[blocks]
 
-    def free(self, rows: torch.Tensor, pages: torch.Tensor) -> None:
-        """The blocks of these resident pages are free from now on; int64 [n] each."""
-        self.store.give(self.slot_of[rows, pages])
-        self.slot_of[rows, pages] = EMPTY
-
     def arrays(self) -> tuple[np.ndarray, ...]:
         """keys and values of the store, slot_of, keys and values of the open page, themselves, as numpy arrays."""
-        named = {"store keys": self.store.keys, "store values": self.store.values, "slot_of": self.slot_of}
-        named |= dict(zip(("open keys", "open values"), self.open))
-        return tuple(self.views.of(*one) for one in named.items())
+        of = self.views.of
+        keys, values = of("keys", self.store.keys), of("values", self.store.values)
+        return keys, values, self.slot_of.numpy(), of("open keys", self.open[0]), of("open values", self.open[1])
 
     def words(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of the store as `loops.words`."""
-        return tuple(self.views.of(name, getattr(self.store, name), words) for name in ("keys", "values"))
+        of = self.views.of
+        return of("key words", self.store.keys, words), of("value words", self.store.values, words)
 
     def tables(self) -> tuple[torch.Tensor]:
         """A copy of the table, to go back to."""
@@ -124,18 +127,14 @@ class Shared:
     def restore(self, tables: tuple[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Go back to that table, from which pages have only come since. As Pool.restore: what must be placed again,
         which is nothing."""
-        self.free(*torch.nonzero((self.slot_of != EMPTY) & (tables[0] == EMPTY), as_tuple=True))
-        return (self.slot_of.new_empty(0),) * 3
+        came = torch.zeros_like(self.store.slot_of, dtype=torch.bool)
+        came[self.layer] = (self.slot_of != EMPTY) & (tables[0] == EMPTY)
+        self.store.free(came)
+        return (tables[0].new_empty(0),) * 3
 
     def select(self, index: torch.Tensor) -> None:
-        """Keep the rows of `index`, in its order; a row that is there twice has its pages twice."""
-        index = index.to(self.slot_of.device)
-        blocks = self.slot_of[index]
-        rows, pages = torch.nonzero(blocks != EMPTY, as_tuple=True)
-        got = [x[blocks[rows, pages]] for x in (self.store.keys, self.store.values)]
-        self.store.give(self.slot_of[self.slot_of != EMPTY])
-        self.open, self.slot_of = tuple(x[index] for x in self.open), torch.full_like(blocks, EMPTY)
-        self.place(rows, pages, *got)
+        """Keep the rows of `index`, in its order; of the open page alone, as the store does so for all layers."""
+        self.open = tuple(x[index.to(x.device)] for x in self.open)
 
     @property
     def n_bytes(self) -> int:
@@ -144,5 +143,5 @@ class Shared:
 
     @property
     def n_table_bytes(self) -> int:
-        """Bytes of the table."""
+        """Bytes of the layer's part of the table."""
         return self.slot_of.numel() * self.slot_of.element_size()
