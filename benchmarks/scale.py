@@ -21,14 +21,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -134,7 +134,7 @@ class Heads:
         return drawn | dict.fromkeys(("needle_mass", "sink_mass", "local_mass", "entropy"), none)
 
 
-def write(size: Size, path: Path) -> None:
+def write(path: Path, size: Size) -> None:
     """A made-up log, one array after the other, one head at a time."""
     part = path.with_name(f"{path.name}.part")
     part.mkdir(parents=True)
@@ -152,7 +152,7 @@ def _blocks(name: str, size: Size, dtype: np.dtype, shape: tuple[int, ...]) -> I
         yield from (np.zeros(shape[1:] or 1, dtype) for _ in range(shape[0]))
 
 
-def journal(size: Size, path: Path) -> None:
+def journal(path: Path, size: Size) -> None:
     """The same log as the recorder keeps it: a step at a time, then turned head-major."""
     kept, heads = Journal(path, size.manifest, resume=False), Heads(size)
     try:
@@ -172,19 +172,8 @@ def run(path: Path, policy: str, budgets: int | None) -> int:
     return simulate(path, POLICIES[policy], budgets and np.arange(1, budgets + 1)).n_wants
 
 
-def part(what: str, asked: dict, repeats: int) -> dict:
-    """One part in this process: its fastest run of some, and the most memory it was resident in."""
-    work = {
-        "write": lambda path, **size: write(Size(**size), path),
-        "journal": lambda path, **size: journal(Size(**size), path),
-        "verify": verify,
-        "simulate": run,
-    }[what]
-    asked = asked | {"path": Path(asked["path"])}
-    if what == "simulate":  # compile
-        with tempfile.TemporaryDirectory() as folder:
-            write(Size(600, 8, GROUP, 16, 8), Path(folder) / "tiny")
-            run(Path(folder) / "tiny", asked["policy"], None)
+def part(work: Callable, asked: dict, repeats: int) -> dict:
+    """A part in this process: its fastest run of some, and the most memory it was resident in."""
     spent = []
     for _ in range(repeats):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -195,21 +184,31 @@ def part(what: str, asked: dict, repeats: int) -> dict:
     return found | ({"wants": wants, "wants_per_s": round(wants / cpu)} if wants else {})
 
 
-def alone(what: str, path: Path, repeats: int = 1, **asked) -> dict:
-    """One part in a process of its own."""
-    told = json.dumps({"what": what, "asked": {"path": str(path), **asked}, "repeats": repeats})
-    done = subprocess.run([sys.executable, __file__, "--part", told], stdout=subprocess.PIPE, text=True, check=True)
-    print(f"{what} {asked}: {done.stdout.strip()}", file=sys.stderr)
-    return json.loads(done.stdout)
+def alone(work: Callable, repeats: int = 1, **asked) -> dict:
+    """A part in a process of its own, forked off this one, which has loaded and compiled all there is."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found = pool.apply(part, (work, asked, repeats))
+    print(f"{work.__name__} {asked}: {found}", file=sys.stderr)
+    return found
+
+
+def compile_all(folder: Path) -> None:
+    """Write and simulate a tiny log, so that no part compiles while it is timed."""
+    tiny = folder / "tiny"
+    for tokens in 600, 70_000:  # positions of two bytes, and of four
+        write(tiny, Size(tokens, 8, GROUP, 16, 8))
+        for policy in POLICY:
+            run(tiny, policy, None)
+        shutil.rmtree(tiny)
 
 
 def measured(size: Size, folder: Path, repeats: int) -> dict:
     """A log written, verified and simulated; removed afterwards."""
     path = folder / "log"
     try:
-        found = {"size": asdict(size), "log_bytes": size.n_bytes, "write": alone("write", path, **asdict(size))}
-        found["verify"] = alone("verify", path)
-        found["simulate"] = {name: alone("simulate", path, repeats, policy=name, budgets=None) for name in POLICY}
+        found = {"size": asdict(size), "log_bytes": size.n_bytes, "write": alone(write, path=path, size=size)}
+        found["verify"] = alone(verify, path=path)
+        found["simulate"] = {name: alone(run, repeats, path=path, policy=name, budgets=None) for name in POLICY}
         return found
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -222,9 +221,9 @@ def growth(base: Size, factors: list[int], budgets: list[int], folder: Path, rep
     for name, size in [*sizes, ("budgets", base)]:
         path = folder / "log"
         try:
-            alone("write", path, **asdict(size))
+            alone(write, path=path, size=size)
             for policy, n in itertools.product(GROWTH, budgets if name == "budgets" else [None]):
-                found = alone("simulate", path, repeats, policy=policy, budgets=n)
+                found = alone(run, repeats, path=path, policy=policy, budgets=n)
                 at = n or getattr(size, name)
                 rows.append({"grows": name, "at": at, "policy": policy, **found})
         finally:
@@ -236,13 +235,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict:
     big = Size(options.tokens, options.steps, options.heads, options.k, options.wants)
     small = replace(big, tokens=min(5000, big.tokens), steps=min(320, big.steps), heads=min(64, big.heads))
     base = Size(*(min(most, own) for most, own in zip((16384, 512, 64), (big.tokens, big.steps, big.heads))), 64, 32)
+    compile_all(folder)
     found = {"memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "ceiling_bytes": options.ceiling}
     found["small"] = measured(small, folder, 3)
     budgets = [budget for budget in (1, 4, 16, 64, 256) if budget <= base.tokens // PAGE]
     found["growth"] = growth(base, options.factors, budgets, folder, 3)
+    shape = replace(big, k=options.journal_k, wants=options.journal_k // 2)
     found["journal"] = {
-        "k": options.journal_k,
-        **alone("journal", folder / "log", **asdict(replace(big, k=options.journal_k, wants=options.journal_k // 2))),
+        "size": asdict(shape),
+        "log_bytes": shape.n_bytes,
+        **alone(journal, path=folder / "log", size=shape),
     }
     shutil.rmtree(folder / "log")
     found["big"] = measured(big, folder, 1)
@@ -266,11 +268,7 @@ def main() -> int:
     add("--folder", type=Path, help="where the logs lie meanwhile (default: a temporary folder)")
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="a file for the same, with the hardware and the command")
-    add("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.part:
-        print(json.dumps(part(**json.loads(options.part))))
-        return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         result = measure(options, Path(folder))
     if options.out:

@@ -103,8 +103,8 @@ def test_nothing_is_not_simulated_and_a_budget_is_refused_before_the_second_bloc
 
 def test_the_large_logs_heads_are_the_same_in_one_piece_and_step_by_step(benchmark, tmp_path):
     size = benchmark.Size(tokens=1000, steps=12, heads=8, k=16, wants=8)
-    benchmark.write(size, tmp_path / "whole")
-    benchmark.journal(size, tmp_path / "steps")
+    benchmark.write(tmp_path / "whole", size)
+    benchmark.journal(tmp_path / "steps", size)
     whole, steps = open_trace(tmp_path / "whole"), open_trace(tmp_path / "steps")
     for name in ("positions", "weights", "top"):
         assert np.array_equal(getattr(whole, name), getattr(steps, name))
@@ -112,10 +112,6 @@ def test_the_large_logs_heads_are_the_same_in_one_piece_and_step_by_step(benchma
 
 
 def test_the_large_log_in_small_stays_within_its_ceiling(benchmark, monkeypatch, tmp_path, capsys):
-    def here(what, path, repeats=1, **asked):
-        return benchmark.part(what, {"path": str(path), **asked}, 1)
-
-    monkeypatch.setattr(benchmark, "alone", here)  # in this process: the other takes seconds for each part
     sizes = ["--tokens", "3000", "--steps", "24", "--heads", "8", "--k", "64", "--wants", "32", "--factors", "1", "2"]
     monkeypatch.setattr(
         sys, "argv", ["scale.py", "--json", *sizes, "--folder", str(tmp_path), "--out", str(tmp_path / "scale.json")]
@@ -129,9 +125,10 @@ def test_the_large_log_in_small_stays_within_its_ceiling(benchmark, monkeypatch,
 
 
 def test_simulating_takes_the_memory_of_a_block_and_not_of_the_log(benchmark, tmp_path):
+    benchmark.compile_all(tmp_path)
     peaks, size = [], benchmark.Size(tokens=20_000, steps=1024, heads=64, k=512, wants=64)  # 200 MB
     for heads in 8, size.heads:
         path = tmp_path / str(heads)
-        benchmark.write(replace(size, heads=heads), path)
-        peaks.append(benchmark.alone("simulate", path, policy="reactive", budgets=None)["peak_bytes"])
+        benchmark.write(path, replace(size, heads=heads))
+        peaks.append(benchmark.alone(benchmark.run, path=path, policy="reactive", budgets=None)["peak_bytes"])
     assert peaks[1] - peaks[0] < size.n_bytes // 4
