@@ -43,7 +43,7 @@ def from_file(path: str | Path, tokenizer: Any, requests: int, length: int, n_to
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"prompts {path} cannot be read as UTF-8 text: {error}") from error
+        raise InputError(f"prompts {path} cannot be read ({error}): give a text in UTF-8") from error
     if path.suffix not in (".jsonl", ".json"):
         return from_text(text, tokenizer, requests, length, n_tokens, path.name)
     prompts = []

@@ -83,7 +83,7 @@ def read(paths: Iterable[str | Path], first: int | None = None) -> list[Sample]:
         try:
             lines = path.read_text("utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} cannot be read as UTF-8 text: {error}") from error
+            raise InputError(f"{path} cannot be read ({error}): give JSON lines in UTF-8") from error
         before = len(samples)
         for i, line in enumerate(lines, 1):
             if line.strip() and (first is None or len(samples) < before + first):

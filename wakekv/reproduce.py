@@ -66,7 +66,8 @@ def reproduce(
     given = {book.name: _given(book, chosen, out, settings or {}) for book in books}
     unknown = set(settings or {}) - {name for values in given.values() for name in values}
     if unknown:
-        raise InputError(f"no notebook declares the parameter {', '.join(sorted(unknown))}")
+        raise InputError(f"no notebook declares the parameter {', '.join(sorted(unknown))}: see their first cells")
+    out.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / ".lock", timeout=0):
             say(f"profile {profile} ({chosen.about}) into {_shown(out)}, on {hardware()}")
@@ -241,7 +242,7 @@ def _result_folder(out: Path) -> Path:
 
 
 def _open_record(out: Path, profile: str) -> dict:
-    """What OUT/run.json says of earlier runs, made if there is none. One folder holds one profile."""
+    """What OUT/run.json says of earlier runs, or what a first one begins with. One folder holds one profile."""
     path = out / "run.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -252,7 +253,6 @@ def _open_record(out: Path, profile: str) -> dict:
         raise InputError(f"{_shown(path)} is damaged: remove it, and every notebook will run again") from None
     if was != profile:
         raise InputError(f"{_shown(out)} holds a run of profile {was}: give another --out for {profile}")
-    out.mkdir(parents=True, exist_ok=True)
     return record
 
 

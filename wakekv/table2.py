@@ -99,6 +99,7 @@ def sweep(
     load = dataclasses.replace(load, prompts=tuple(prompt[: run.length] for prompt in load.prompts))
     about = {**own, "model": run.model, "hardware": serving.hardware(), "requests": run.requests,
              "length": run.length, "n_tokens": run.n_tokens, "measured": True}  # fmt: skip
+    say(f"{run.about}; on {about['hardware']['device']}")
     out.mkdir(parents=True, exist_ok=True)
     with started as arms:
         if "flexicache" in table:
@@ -189,12 +190,11 @@ def asked(options: argparse.Namespace) -> None:
     """What `python -m wakekv system` does; see its --help."""
     names = ("model", "dtype", "requests", "length", "n_tokens", "budget", "timing", "repeats", "needles", "samples")
     run = with_changes(options.profile, **{name: getattr(options, name) for name in names})
-    device = fitting(run, options.profile)
+    fitting(run, options.profile)
     if run.gpu and not (options.prompts and len(options.longbench or ()) == len(run.longbench)):
         raise InputError(
             f"profile {options.profile}: give --prompts, L-Eval's, and --longbench, files of its four tasks"
         )
-    print(f"{run.about}; on {device}")
     out = options.out or f"runs/system/{options.engine}-{options.profile}"
     only = [name for name in options.only.split(",") if name]
     files = {"prompts": options.prompts, "longbench": options.longbench or ()}
