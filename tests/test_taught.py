@@ -152,12 +152,12 @@ def test_no_rule_beats_the_optimum_and_trials_are_averaged(make_trace, orders):
 def test_questions_are_real_steps_and_miss_what_their_replay_misses(wants):
     for rule in (BASELINES["recency"], BASELINES["decayed reads"]):
         order, misses, n = interrogate(wants, rule, 3, 8)
-        asked = taught.in_order(wants, order)
+        asked = wants.select(steps=order)
         assert order[:15].tolist() == list(range(15)) and len(set(order[15:])) == 8 and max(order) < 15
         seen = []
         replay(asked, rule, 3, on_step=lambda t, resident, missed, seen=seen: seen.append(int(missed.sum())))
         assert sum(seen[15:]) == misses and n == sum(len(wants.at(int(t))[1]) for t in order[15:])
-        plain = taught.in_order(wants, [*range(15), *range(8)])
+        plain = wants.select(steps=[*range(15), *range(8)])
         seen.clear()
         replay(plain, rule, 3, on_step=lambda t, resident, missed, seen=seen: seen.append(int(missed.sum())))
         assert misses >= sum(seen[15:])

@@ -8,7 +8,7 @@ policies share (ascending weight, ties by page), so that the heaviest read of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -147,11 +147,16 @@ class Demand:
 
     def until(self, step: int) -> Demand:
         """The same demand cut off before `step`: what a policy could have seen by then."""
-        keep = self.step_of < step
-        ptr = np.concatenate([[0], np.cumsum(np.diff(self.ptr, axis=1)[:, :step])])
-        ptr = np.stack([ptr[h * step : (h + 1) * step + 1] for h in range(self.n_heads)])
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Demand(**fields | {"ptr": ptr, "page": self.page[keep], "weight": self.weight[keep]})
+        return self.select(steps=slice(step))
+
+    def select(self, heads: Sequence[int] | slice = slice(None), steps: Sequence[int] | slice = slice(None)) -> Demand:
+        """The wants of some heads at some steps, in the order given; a step may come again."""
+        counts, first = np.diff(self.ptr[heads], axis=1)[:, steps], self.ptr[heads, :-1][:, steps]
+        ends = np.cumsum(counts).reshape(counts.shape)
+        at = np.repeat((first - ends + counts).ravel(), counts.ravel()) + np.arange(counts.sum())
+        ptr = np.concatenate([np.append(0, ends[:-1, -1])[:, None], ends], axis=1)
+        cut = {n: None if getattr(self, n) is None else getattr(self, n)[heads] for n in ("prompt_rows", "key_means")}
+        return replace(self, ptr=ptr, page=self.page[at], weight=self.weight[at], layer=self.layer[heads], **cut)
 
     @classmethod
     def from_lists(cls, wants: Sequence[Sequence[Iterable]], created=None, layer=None, **options) -> Demand:

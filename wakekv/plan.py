@@ -111,16 +111,7 @@ def plan(
 def paged_only(wants: Demand, layers: Sequence[int]) -> Demand:
     """The part of a demand that comes from some layers, in their order."""
     heads = np.flatnonzero(np.isin(wants.layer, layers))
-    if len(heads) == wants.n_heads:
-        return wants
-    counts = np.diff(wants.ptr[heads], axis=1)
-    ends = np.cumsum(counts).reshape(counts.shape)
-    keep = np.isin(wants.head_of, heads)
-    fields = {name: getattr(wants, name) for name in wants.__dataclass_fields__}
-    cut = {name: None if fields[name] is None else fields[name][heads] for name in ("prompt_rows", "key_means")}
-    cut |= {"page": wants.page[keep], "weight": wants.weight[keep], "layer": wants.layer[heads]}
-    starts = np.concatenate([[0], ends[:-1, -1]])[:, None]
-    return Demand(**fields | cut | {"ptr": np.concatenate([starts, ends], axis=1)})
+    return wants if len(heads) == wants.n_heads else wants.select(heads)
 
 
 def _paged(trace: Trace) -> list[int]:

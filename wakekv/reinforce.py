@@ -127,10 +127,10 @@ def _imitate(cases, net, score, rng, updates: int, batch: int = 2048) -> None:
         of, budget, earliest = cases[rng.integers(len(cases))]
         t = int(rng.integers(earliest, of.wants.n_steps))
         room = budget * of.wants.n_heads
-        kept = np.zeros(len(of.items[t]), np.float32)
-        kept[np.argsort(of.next_use[t], kind="stable")[:room]] = 1.0
-        near = np.argsort(of.values[t][:, FEATURES.index("age")], kind="stable")[: 2 * room]  # the rest decides nothing
-        some = rng.choice(near, min(batch, len(near)), replace=False)
+        last = np.partition(of.next_use[t], room - 1)[room - 1]  # ties are as good as one another: all are kept
+        kept = (of.next_use[t] <= last).astype(np.float32)
+        young = np.argsort(of.values[t][:, FEATURES.index("age")], kind="stable")[: 2 * room]  # where it is decided
+        some = np.concatenate([rng.choice(young, batch // 2), rng.integers(len(kept), size=batch // 2)])
         adam.zero_grad()
         loss(score(of.values[t][some]), torch.from_numpy(kept[some])).backward()
         adam.step()

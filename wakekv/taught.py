@@ -7,13 +7,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from wakekv import stats
-from wakekv.demand import Demand
+from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
+from wakekv.learn import part_of
 from wakekv.policies import POLICIES, Policy
 from wakekv.policies.experts import LeCaR
 from wakekv.residency import Residency
@@ -34,12 +36,21 @@ BASELINES: dict[str, Policy] = {  # one budget for all heads each, as what is le
 
 @dataclass(frozen=True)
 class Prompt:
-    """A log to be judged on: its demand (KV heads, cold), and whose it is."""
+    """A log to learn from or to be judged on: its demand (KV heads, cold), whose it is, and its part in the split."""
 
     model: str
     regime: str
     seed: int
     wants: Demand
+    part: str = ""
+
+
+def prompt(log: Any, steps: int, every: int = 1) -> Prompt:
+    """A log's first `steps` in every so many layers, from the first on, to save time."""
+    wants = demand(log, "kv_head").until(steps)
+    thinned = np.flatnonzero(np.isin(wants.layer, np.unique(wants.layer)[::every]))
+    own = log.manifest["prompt"]
+    return Prompt(log.manifest["model"]["name"], own["regime"], own["seed"], wants.select(thinned), part_of(log))
 
 
 def at_budget(rule: Policy, budget: int) -> Policy:
@@ -57,15 +68,15 @@ def contest(
     return _spread(partial(_counted, _trials(rules), tuple(budgets)), prompts, workers)
 
 
-def _counted(trials: Sequence[tuple[str, int, Policy]], budgets: Sequence[int], prompt: Prompt) -> list[dict]:
-    rows, inside = [], [b for b in budgets if b <= prompt.wants.n_pages]
+def _counted(trials: Sequence[tuple[str, int, Policy]], budgets: Sequence[int], of: Prompt) -> list[dict]:
+    rows, inside = [], [b for b in budgets if b <= of.wants.n_pages]
     for name, trial, rule in trials:
-        once = None if isinstance(rule, LeCaR) else curves(prompt.wants, rule, inside)
+        once = None if isinstance(rule, LeCaR) else curves(of.wants, rule, inside)
         for b in inside:
-            found = once.at([b]) if once else curves(prompt.wants, at_budget(rule, b), [b])
+            found = once.at([b]) if once else curves(of.wants, at_budget(rule, b), [b])
             costs = {what: getattr(found, what)[0] for what in ("misses", "fetched", "missed_weight", "stall_steps")}
-            own = {"policy": name, "trial": trial, **_whose(prompt), "budget": b}
-            rows.append({**own, **costs, "wants": prompt.wants.n_wants})
+            own = {"policy": name, "trial": trial, **_whose(of), "budget": b}
+            rows.append({**own, **costs, "wants": of.wants.n_wants})
     return rows
 
 
@@ -87,13 +98,13 @@ def questions(
     return _spread(partial(_questioned, trials, budget, n), prompts, workers)
 
 
-def _questioned(trials: Sequence[tuple[str, int, Policy]], budget: int, n: int, prompt: Prompt) -> list[dict]:
+def _questioned(trials: Sequence[tuple[str, int, Policy]], budget: int, n: int, of: Prompt) -> list[dict]:
     rows = []
     for name, trial, rule in trials:
-        order, misses, wants = interrogate(prompt.wants, at_budget(rule, budget), budget, n)
-        best = Residency(in_order(prompt.wants, order), BASELINES[BEST], budget)
+        order, misses, wants = interrogate(of.wants, at_budget(rule, budget), budget, n)
+        best = Residency(of.wants.select(steps=order), BASELINES[BEST], budget)
         least = [int(best.step().missed.sum()) for _ in order]
-        rows.append({"policy": name, "trial": trial, **_whose(prompt), "budget": budget, "misses": misses,
+        rows.append({"policy": name, "trial": trial, **_whose(of), "budget": budget, "misses": misses,
                      "wants": wants, "best": sum(least[len(order) - n :])})  # fmt: skip
     return rows
 
@@ -139,32 +150,24 @@ class _Asked:
         return self._wants.turn(scope, heads, entries, self._order[step])
 
 
-def in_order(wants: Demand, order: Sequence[int]) -> Demand:
-    """The demand whose step i is step order[i] of another; a step may come more than once, or not at all."""
-    order = np.asarray(order)
-    counts = np.diff(wants.ptr, axis=1)[:, order]
-    ends = np.cumsum(counts).reshape(counts.shape)
-    starts = wants.ptr[:, :-1][:, order].ravel()
-    entries = np.repeat(starts - (ends - counts).ravel(), counts.ravel()) + np.arange(counts.sum())
-    ptr = np.concatenate([np.append(0, ends[:-1, -1])[:, None], ends], axis=1)
-    fields = {name: getattr(wants, name) for name in wants.__dataclass_fields__}
-    return Demand(**fields | {"ptr": ptr, "page": wants.page[entries], "weight": wants.weight[entries]})
-
-
 def closed(found: pd.DataFrame, resamples: int = stats.RESAMPLES) -> pd.DataFrame:
-    """How far from recency to the optimum each policy goes, over the prompts of a model and regime: policy, model,
-    regime, budget, miss_rate, the way (estimate, lo, hi, n, ...: intervals over prompts, misses being means over
+    """How far from recency to the optimum each policy goes, over the prompts of a model and regime; nothing where the
+    two are closer than 0.001 of the wants, as there is no way to go. Columns: policy, model, regime, budget, miss_rate,
+    the way (estimate, lo, hi, n, ...: intervals over prompts, misses being means over
     trials), and the least and the most of any trial (seed_lo, seed_hi; n_seeds)."""
     group, rows = ["model", "regime", "budget"], []
     wide = found.pivot_table(index=[*group, "seed"], columns=["policy", "trial"], values="misses", sort=False)
     wants = found[found["policy"] == PAPER].set_index([*group, "seed"])["wants"]
     for at, misses in wide.groupby(level=group, sort=False):
         paper, best = misses[PAPER].mean(axis=1), misses[BEST].mean(axis=1)
+        asked = wants.loc[misses.index].sum()
+        if (paper - best).sum() < 0.001 * asked:
+            continue
         for policy in (name for name in found["policy"].unique() if name not in (PAPER, BEST)):
             own = misses[policy]
             sums = np.column_stack([paper, own.mean(axis=1), best])
             each = [float(_way(np.array([paper.sum(), own[trial].sum(), best.sum()]))) for trial in own]
-            rate = own.mean(axis=1).sum() / wants.loc[misses.index].sum()
+            rate = own.mean(axis=1).sum() / asked
             rows.append({"policy": policy, **dict(zip(group, at)), "miss_rate": rate,
                          **stats.bootstrap(sums, _way, resamples=resamples).row(),
                          "seed_lo": min(each), "seed_hi": max(each), "n_seeds": len(each)})  # fmt: skip
