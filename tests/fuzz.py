@@ -4,7 +4,7 @@
 
 An input names a file of a small set of valid ones, and holds the bytes to put in its place: a changed bit, a piece cut
 out or doubled, a number of a JSON text that is suddenly a list. Where atheris is (`make fuzz` brings it) its coverage
-chooses which inputs to change further, and each may take 10 s and 3 GB; without it they are changed blindly. An input
+chooses which inputs to change further, and each may take a minute and 3 GB; without it they are changed blindly. An input
 that ends in anything but an error of ours is written to --found, and run again by naming it.
 """
 
@@ -48,7 +48,7 @@ PIECES = [b"\0", b"\xff", b"NaN", b"1e999", b"[" * 5000, b"&a [*a, *a]", b"\xed\
           b"-", b"'descr': '|O'", b"<f8", b"(99999999999,)", b"\x93NUMPY\x03\x00"]  # fmt: skip
 CLAIMS, RULES = load_claims(), load_rules()
 KNOWN = (tokenize.TokenError,)  # of numpy, for some damaged heads of .npy files of whole logs
-LIMIT_S, LIMIT_MB = 10, 3000  # that one input may take
+LIMIT_S, LIMIT_MB = 60, 3000  # that one input may take, on a machine that may be busy
 MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 
 
