@@ -4,8 +4,8 @@
 
 An input names a file of a small set of valid ones, and holds the bytes to put in its place: a changed bit, a piece cut
 out or doubled, a number of a JSON text that is suddenly a list. Where atheris is (`make fuzz` brings it) its coverage
-chooses which inputs to change further, and each may take a minute and 3 GB; without it they are changed blindly. An input
-that ends in anything but an error of ours is written to --found, and run again by naming it.
+chooses which inputs to change further, and each may take a minute and 3 GB; without it they are changed blindly.
+An input that ends in anything but an error of ours is written to --found, and run again by naming it.
 """
 
 from __future__ import annotations
