@@ -51,6 +51,8 @@ ITEMS = (
     Item(("Table 3",), "the sweep", "05_matched", ("tables/05_table3.csv", "tables/04_sweep.csv")),
     Item(("beyond the paper",), "one budget for all heads, a rule of ours", "09_beyond",
          ("figures/09_gap_closed.png", "tables/beyond.csv")),
+    Item(("beyond the paper",), "several requests on one server, and eviction by reward", "11_scheduling",
+         ("figures/11_load.png", "figures/11_eviction.png", "tables/11_scheduled.csv")),
     Item(("all",), "every claim", "10_claims", ("figures/10_claims.png", "tables/10_claims.csv")),
 )  # fmt: skip
 
