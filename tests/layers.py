@@ -16,7 +16,7 @@ PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 METAL = ["fetch", "texts", "rows", "attention", "journal", "models", "prompts", "record", "mapped", "cache", "quality",
          "longbench", "loads", "rivals", "system", "links", "plan", "witness", "trials", "tiers",
          "reinforce", "spotcheck"]  # fmt: skip
-ENGINE = ["vllm", "serving", "generation", "table2"]  # + vllm, where an engine runs: tests/engine
+ENGINE = ["vllm", "serving", "generation", "table2", "logged"]  # + vllm, where an engine runs: tests/engine
 RUN = ["children", "claims", "artifact", "document", "sources", "places", "tasks", "profiles", "recordings", "results",
        "notebooks", "reproduce", "commands", "compare", "site", "reviewing", "__main__"]  # fmt: skip
 RINGS = [CORE, PICTURES, METAL, ENGINE, RUN]

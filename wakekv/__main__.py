@@ -198,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     add("log", nargs="*", metavar="LOG", help="shipped logs (the smoke-size one in artifact/logs)")
     add("--steps", type=int, metavar="N", help="the first N steps only (all)")
     add("--share", type=float, default=0.99, metavar="SHARE", help="of wants that must be equal (%(default)s)")
+    add("--engine", default="transformers", choices=("transformers", "vllm"), help="what logs it (%(default)s)")
     add("--json", action="store_true", help="print one JSON list")
 
     add = command(reviewing.site)

@@ -150,22 +150,26 @@ def spotcheck(options: argparse.Namespace) -> int:
 
     By default the smoke-size one, in a minute. Prints the share of equal tokens and wants, of heads' steps with the
     same pages in the same order, and the weights' largest difference; exits with 1 if less than --share of the wants
-    are equal. On the machine that made the log everything is equal; elsewhere the last bits of a sum can differ.
+    are equal. On the machine that made the log everything is equal; elsewhere the last bits of a sum can differ. With
+    --engine vllm the serving engine logs it, with kernels of its own.
 
     examples:
       python -m wakekv spotcheck
       python -m wakekv spotcheck artifact/logs/gemma3-270m_niah_d25_s0.npz --steps 50
       python -m wakekv spotcheck artifact/logs/*.npz --json
+      python -m wakekv spotcheck --engine vllm --steps 20 --share 0.99
     """
+    from wakekv import logged, record
     from wakekv.shipped import verify_shipped
     from wakekv.spotcheck import spotcheck as again
 
+    by = {"transformers": record.record, "vllm": logged.record}[options.engine]
     if not 0 <= options.share <= 1:
         raise InputError(f"--share is a share between 0 and 1, not {options.share}")
     rows = []
     for path in options.log or sorted(SHIPPED.glob("smoke_*.npz")):
         verify_shipped(path)
-        rows.append(again(path, options.steps, say=(lambda text: None) if options.json else print))
+        rows.append(again(path, options.steps, (lambda text: None) if options.json else print, by))
         if not options.json:
             print("; ".join(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
                             for name, value in rows[-1].items()))  # fmt: skip

@@ -19,8 +19,11 @@ from wakekv.trace import Trace, open_trace
 OURS = "MIT: the measurement, our own words, and the article of 1911, which is in the public domain"
 
 
-def spotcheck(path: Path | str, steps: int | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Record the first `steps` steps (None: all) of a shipped log anew and compare; a row of plain numbers.
+def spotcheck(
+    path: Path | str, steps: int | None = None, say: Callable[[str], None] = print, by: Callable[..., Path] = record
+) -> dict[str, Any]:
+    """Record the first `steps` steps (None: all) of a shipped log anew and compare; a row of plain numbers. by: what
+    records, with the arguments of record.record.
 
     tokens_equal      share of prompt and emitted tokens that are the same
     wants, equal      pages wanted in the shipped log; share wanted in both, of those wanted in either
@@ -45,7 +48,7 @@ def spotcheck(path: Path | str, steps: int | None = None, say: Callable[[str], N
     sample = {k: v for k, v in log.manifest["text"].items() if k not in ("mode", "max_steps")} or None
     say(f"{name}: {log.n_prompt} prompt tokens and {n_steps} steps, recorded again")
     with tempfile.TemporaryDirectory() as folder:
-        again = open_trace(record(loaded, prompt, Path(folder) / "log", steps=n_steps, k=log.k, sample=sample))
+        again = open_trace(by(loaded, prompt, Path(folder) / "log", steps=n_steps, k=log.k, sample=sample))
         return {"log": Path(path).name, "model": name, "steps": n_steps, **compare(log, again)}
 
 

@@ -6,6 +6,7 @@
     {"forced": {"prompts": [[...]], "texts": [[...]], "file": path}}  feeds the texts; log-probabilities go to the file
     {"forget": {}}    what the engine has cached of earlier prompts;  {"free_blocks": {}}    of its cache
     {"set": {...}}, {"books": {}}, {"tiers": {}}, {"demands": {"file": path}}    the plugin's worker; see remote.py
+    {"log": {...}}    as RowLog, then {"forced": ...} of one prompt, then {"logged": {"file": path}}
 
 An answer is {"ok": ...}, or {"error": one line}. `Arm` is the other end.
 """
@@ -105,6 +106,11 @@ def answer(engine: Any, what: str, arguments: dict) -> tuple[Any, Any]:
         return engine, engine.llm.reset_prefix_cache()
     if what == "free_blocks":
         return engine, engine.free_blocks()
+    if what == "logged":
+        from safetensors.numpy import save_file
+
+        save_file(engine.ask("logged"), arguments["file"])
+        return engine, {}
     if what == "demands":
         write_demands(engine.ask("demands"), arguments["file"])
         return engine, {}

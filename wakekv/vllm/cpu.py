@@ -32,6 +32,7 @@ from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings
 
 if TYPE_CHECKING:  # they bring numba, which the engine does not bear before its worker has started
+    from wakekv.vllm.rowlog import RowLog
     from wakekv.vllm.steps import Step
     from wakekv.vllm.tier import FastTier
 
@@ -87,6 +88,7 @@ class Builder(SplitBuilder, CPUAttentionMetadataBuilder):
 class Impl(CPUAttentionBackendImpl):
     tier: FastTier | None = None
     decode: Callable[..., None] | None = None  # steps.decode on this tier
+    log: RowLog | None = None  # while a request is logged
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
@@ -98,6 +100,9 @@ class Impl(CPUAttentionBackendImpl):
     ) -> torch.Tensor:
         split = getattr(attn_metadata, "wakekv", None)
         if split is None:
+            if self.log is not None:
+                n, n_seen = attn_metadata.num_actual_tokens, int(attn_metadata.seq_lens[0])
+                self.log.note(self.tier.names[layer.layer_name], query[:n], key[:n], n_seen, self.scale)
             return super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,32 @@ class Remote:
         self.tier.finished.clear()
         return named
 
+    def wakekv_log(self, **asked: Any) -> None:
+        """From now on the engine attends as it does without the plugin, and logs what it reads; see RowLog."""
+        from wakekv.vllm.rowlog import RowLog
+
+        layers = self.wakekv_layers().values()
+        log = RowLog(len(layers), **asked)
+        for layer in layers:
+            layer.impl.log = log
+        for builder in self.wakekv_builders():
+            builder.plan = None
+
+    def wakekv_logged(self) -> dict[str, Any]:
+        """What was logged, arrays by their name in a Trace; the plugin attends again."""
+        layers = self.wakekv_layers().values()
+        logged = next(iter(layers)).impl.log.arrays()
+        for layer in layers:
+            layer.impl.log = None
+        self.attach(self.tier.settings, self.tier.digests)
+        return logged
+
+    def wakekv_builders(self) -> Iterator[Any]:
+        """The builders of metadata, one a group of layers."""
+        for groups in self.model_runner.attn_groups:
+            for group in groups:
+                yield from group.metadata_builders
+
     def wakekv_set(self, **changes: Any) -> None:
         """Other settings from now on: another fast tier before the same reservoir. InputError for those that are the
         reservoir's, or while requests decode."""
@@ -84,7 +111,5 @@ class Remote:
         runner = Runner(self.model_runner)
         for layer in layers.values():
             layer.impl.tier, layer.impl.decode = self.tier, partial(steps.decode, self.tier)
-        for groups in self.model_runner.attn_groups:
-            for group in groups:
-                for builder in group.metadata_builders:
-                    builder.plan, builder.runner = partial(steps.plan, self.tier), runner
+        for builder in self.wakekv_builders():
+            builder.plan, builder.runner = partial(steps.plan, self.tier), runner
