@@ -42,8 +42,7 @@ from wakekv.kernels.jit import njit
 from wakekv.policies import POLICIES
 from wakekv.trace import PAGE, layout, publish, verify, write_array, write_manifest
 
-POLICY = ("reactive", "evict", "optimum")
-GROWS, GROWTH = ("tokens", "steps", "heads"), ("reactive", "optimum")  # sizes that grow; policies meanwhile
+GROWS = ("tokens", "steps", "heads")
 GROUP, HEAD_DIM = 4, 8  # query heads a KV head; small, as no policy here looks at keys
 
 
@@ -192,29 +191,29 @@ def alone(work: Callable, repeats: int = 1, **asked) -> dict:
     return found
 
 
-def compile_all(folder: Path) -> None:
+def compile_all(folder: Path, policies: list[str]) -> None:
     """Write and simulate a tiny log, so that no part compiles while it is timed."""
     tiny = folder / "tiny"
     for tokens in 600, 70_000:  # positions of two bytes, and of four
         write(tiny, Size(tokens, 8, GROUP, 16, 8))
-        for policy in POLICY:
+        for policy in policies:
             run(tiny, policy, None)
         shutil.rmtree(tiny)
 
 
-def measured(size: Size, folder: Path, repeats: int) -> dict:
+def measured(size: Size, policies: list[str], folder: Path, repeats: int) -> dict:
     """A log written, verified and simulated; removed afterwards."""
     path = folder / "log"
     try:
         found = {"size": asdict(size), "log_bytes": size.n_bytes, "write": alone(write, path=path, size=size)}
         found["verify"] = alone(verify, path=path)
-        found["simulate"] = {name: alone(run, repeats, path=path, policy=name, budgets=None) for name in POLICY}
+        found["simulate"] = {name: alone(run, repeats, path=path, policy=name, budgets=None) for name in policies}
         return found
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def growth(base: Size, factors: list[int], budgets: list[int], folder: Path, repeats: int) -> list[dict]:
+def growth(base: Size, policies: list[str], factors: list[int], budgets: list[int], folder: Path, repeats: int) -> list:
     """Rows: grows (tokens, heads, steps or budgets), at, policy, seconds, peak_bytes, all else as in `base`."""
     sizes = [(name, replace(base, **{name: factor * getattr(base, name)})) for name in GROWS for factor in factors]
     rows = []
@@ -222,7 +221,7 @@ def growth(base: Size, factors: list[int], budgets: list[int], folder: Path, rep
         path = folder / "log"
         try:
             alone(write, path=path, size=size)
-            for policy, n in itertools.product(GROWTH, budgets if name == "budgets" else [None]):
+            for policy, n in itertools.product(policies, budgets if name == "budgets" else [None]):
                 found = alone(run, repeats, path=path, policy=policy, budgets=n)
                 at = n or getattr(size, name)
                 rows.append({"grows": name, "at": at, "policy": policy, **found})
@@ -235,11 +234,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict:
     big = Size(options.tokens, options.steps, options.heads, options.k, options.wants)
     small = replace(big, tokens=min(5000, big.tokens), steps=min(320, big.steps), heads=min(64, big.heads))
     base = Size(*(min(most, own) for most, own in zip((16384, 512, 64), (big.tokens, big.steps, big.heads))), 64, 32)
-    compile_all(folder)
+    policies, repeats = options.policies, options.repeats
+    compile_all(folder, policies)
     found = {"memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "ceiling_bytes": options.ceiling}
-    found["small"] = measured(small, folder, 3)
+    found["small"] = measured(small, policies, folder, repeats)
     budgets = [budget for budget in (1, 4, 16, 64, 256) if budget <= base.tokens // PAGE]
-    found["growth"] = growth(base, options.factors, budgets, folder, 3)
+    found["growth"] = growth(base, policies, options.factors, budgets, folder, repeats)
     shape = replace(big, k=options.journal_k, wants=options.journal_k // 2)
     found["journal"] = {
         "size": asdict(shape),
@@ -247,9 +247,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict:
         **alone(journal, path=folder / "log", size=shape),
     }
     shutil.rmtree(folder / "log")
-    found["big"] = measured(big, folder, 1)
-    rates = [{name: found[which]["simulate"][name]["wants_per_s"] for name in POLICY} for which in ("big", "small")]
-    found["rate_ratio"] = {name: round(rates[0][name] / rates[1][name], 3) for name in POLICY}
+    found["big"] = measured(big, policies, folder, 1)
+    rates = [{name: found[which]["simulate"][name]["wants_per_s"] for name in policies} for which in ("big", "small")]
+    found["rate_ratio"] = {name: round(rates[0][name] / rates[1][name], 3) for name in policies}
     most = max(one["peak_bytes"] for one in found["big"]["simulate"].values())
     return found | {"peak_bytes": most, "within_ceiling": most <= options.ceiling}
 
@@ -264,6 +264,8 @@ def main() -> int:
     add("--wants", type=int, default=128, help="pages a head and step of it (default: %(default)s)")
     add("--journal-k", type=int, default=64, help="weights a head and step in the journal (default: %(default)s)")
     add("--factors", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="by which sizes grow (default: %(default)s)")
+    add("--policies", nargs="+", default=["reactive", "evict", "optimum"], help="to simulate (default: %(default)s)")
+    add("--repeats", type=int, default=3, help="runs of each part, of which the fastest counts; the large log has one")
     add("--ceiling", type=int, default=2 << 30, help="bytes that simulating may take (default: 2 GiB)")
     add("--folder", type=Path, help="where the logs lie meanwhile (default: a temporary folder)")
     add("--json", action="store_true", help="print one JSON object")

@@ -125,7 +125,7 @@ def test_the_large_log_in_small_stays_within_its_ceiling(benchmark, monkeypatch,
 
 
 def test_simulating_takes_the_memory_of_a_block_and_not_of_the_log(benchmark, tmp_path):
-    benchmark.compile_all(tmp_path)
+    benchmark.compile_all(tmp_path, ["reactive"])
     peaks, size = [], benchmark.Size(tokens=20_000, steps=1024, heads=64, k=512, wants=64)  # 200 MB
     for heads in 8, size.heads:
         path = tmp_path / str(heads)
