@@ -40,7 +40,7 @@ class Sizes:
     budget, steps  of what is timed;  exact, greedy: tokens of a prompt, and after it, compared with a full cache
     watched   tokens fed before and while one head is watched
     pool_*    one budget for all heads: prompts of each regime (seeds held out)
-    tier_*    the tiers: passages, tokens that count, thresholds of a*
+    tier_*    the tiers: passages, tokens that count, thresholds of a* and its window in steps
     """
 
     length: int
@@ -68,6 +68,7 @@ class Sizes:
     tier_seeds: tuple[int, ...]
     tier_tokens: int
     tier_thresholds: tuple[float, ...]
+    tier_window: int
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,13 @@ class Bench:
         """Rows of `trials.foreseen`, one prompt."""
         s = self.sizes
         asked = {"regime": s.regimes[0], "seed": s.pool_seeds[0], "length": s.length, "n_tokens": s.n_tokens}
-        return self._one("foreseen", "foreseen", {**asked, "budget": s.pool_budgets[0]})
+        return self._one("foreseen", "foreseen", {**asked, "budget": s.pool_budgets[-1]})
 
     def tiers(self) -> list[dict]:
         """What `tiers.trial.contest` returns, of each passage."""
         s = self.sizes
         asked = {"length": s.tier_length, "n_tokens": s.tier_tokens, "thresholds": s.tier_thresholds, "at": 0.02}
+        asked["window"] = s.tier_window
         return self._all("tiers", {f"tiers_s{seed}": {"seed": seed, **asked} for seed in s.tier_seeds})
 
     @property
@@ -246,7 +248,7 @@ SIZES = {
         needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(8,), needle_tokens=20,
         contexts=(128, 256), timed=256, budget=8, steps=5, exact=300, greedy=8, watched=14,
         pool_length=550, pool_seeds=(1,), pool_budgets=(8,), pool_tokens=6,
-        tier_length=200, tier_seeds=(0,), tier_tokens=8, tier_thresholds=(0.02, 0.05),
+        tier_length=200, tier_seeds=(0,), tier_tokens=8, tier_thresholds=(0.02,), tier_window=8,
     ),
     "default": Sizes(
         length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=64,
@@ -254,7 +256,7 @@ SIZES = {
         needle_tokens=24, contexts=(1000, 2000, 4000, 8000), timed=2000, budget=64, steps=18,
         exact=800, greedy=24, watched=40,
         pool_length=2000, pool_seeds=(1, 2), pool_budgets=(16, 32), pool_tokens=66,
-        tier_length=1000, tier_seeds=(0, 1, 2), tier_tokens=128, tier_thresholds=(0.01, 0.02, 0.03, 0.05),
+        tier_length=1000, tier_seeds=(0, 1, 2), tier_tokens=128, tier_thresholds=(0.01, 0.02, 0.05), tier_window=32,
     ),
     "full": Sizes(
         length=5000, seeds=(0, 1, 2, 3, 4), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64, 128), n_tokens=128,
@@ -262,6 +264,7 @@ SIZES = {
         needle_budgets=(8, 32, 128), needle_tokens=32, contexts=(1000, 2000, 4000, 8000, 16000),
         timed=8000, budget=64, steps=34, exact=2000, greedy=64, watched=40,
         pool_length=5000, pool_seeds=(1, 2, 3, 4), pool_budgets=(32, 64, 128), pool_tokens=130,
-        tier_length=4000, tier_seeds=(0, 1, 2, 3, 4), tier_tokens=256, tier_thresholds=(0.01, 0.02, 0.03, 0.04, 0.05),
+        tier_length=4000, tier_seeds=(0, 1, 2, 3, 4), tier_tokens=256, tier_thresholds=(0.01, 0.02, 0.03, 0.05),
+        tier_window=32,
     ),
 }  # fmt: skip

@@ -23,8 +23,8 @@ POINTS = {
     ("sentences", "bounds"): {"color": ORANGE, "marker": "D"},
     ("sentences", "none, means stand in"): {"color": GREEN, "marker": "P"},
     ("pages", "evict"): {"color": PINK, "marker": "X"},
-    ("pages", "gkv"): {"color": PINK, "marker": "<"},
-    ("pages", "gkv-blend"): {"color": PINK, "marker": ">"},
+    ("pages", "gkv, every 16 steps"): {"color": PINK, "marker": "<"},
+    ("pages", "gkv-blend, every 16 steps"): {"color": PINK, "marker": ">"},
     ("merging", "codebook"): {"color": GREY, "marker": "h"},
     ("merging", "merged, deep layers evict"): {"color": BLACK, "marker": "h"},
 }

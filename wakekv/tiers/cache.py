@@ -44,7 +44,9 @@ class TierBooks(Books):
 
 
 class Shelf(Protocol):
-    """The fast tier of one layer."""
+    """The fast tier of one layer; n_tokens: the closed tokens that it has taken in."""
+
+    n_tokens: int
 
     def attend(self, query: torch.Tensor, how: How) -> torch.Tensor:
         """The output [row, group, d] for the token that the layer holds; query [row, group, d], a row a KV head."""
@@ -132,10 +134,10 @@ class TieredCache(ReversibleCache):
         """Bytes by tier: those of a Shelf, the open page being on the fast one; slow: the pages in the reservoir, which
         holds everything whatever is on the fast tier too."""
         paged = [layer for layer in self.paged if layer.is_initialized]
-        open_bytes = sum(
-            layer.n_open * layer.n_rows * layer.reservoir.page_bytes // layer.sizes.page for layer in paged
-        )
-        parts = [{"fast": open_bytes}, *(shelf.tiers() for shelf in self.steps.shelves.values())]
+        parts = [shelf.tiers() for shelf in self.steps.shelves.values()]
+        for layer in paged:  # what no shelf has taken in is still in the open place
+            n = layer.get_seq_length() - self.steps.taken(layer)
+            parts.append({"fast": n * layer.n_rows * layer.reservoir.page_bytes // layer.sizes.page})
         found = {
             name: sum(part.get(name, 0) for part in parts) for name in ("fast", "codes", "index", "tables", "gone")
         }
@@ -169,6 +171,11 @@ class TierSteps:
             out = self.shelves[layer.index].attend(query.reshape(layer.n_rows, -1, query.shape[-1]), how)
         self.books.attend_s -= self.books.stall_s - stalled
         return out.reshape(1, 1, query.shape[1], -1)
+
+    def taken(self, layer: PagedLayer) -> int:
+        """Closed tokens that the layer's shelf has taken in; before the first step, when there is none, all of them."""
+        shelf = self.shelves.get(layer.index)
+        return layer.n_closed * layer.sizes.page if shelf is None else shelf.n_tokens
 
     def commit(self) -> None:
         for layer in self.layers:

@@ -28,14 +28,18 @@ from wakekv.tiers.rope import Rope
 from wakekv.tiers.sentences import Sentences
 from wakekv.tiers.text import Splitter, ends_of
 
-WINDOW = 32  # steps of a*, which are fed before anything is counted
-AT_ONCE = 8  # caches side by side
+AT_ONCE = 16  # caches side by side
 LAST = 32  # tokens at the end whose divergence is told apart
 SIZES = ("fast", "codes", "index", "tables")
 TIMED = ("stall_s", "attend_s", "settle_s", "score_s")
 COUNTS = ("fetched", "fetched_bytes", "probed_bytes", "misses", *TIMED)
 TOLD = ("n_asked", "n_fired", "best_sum")
-PAGES = ("evict", "gkv", "gkv-blend")  # policies of whole pages, beside reactive
+PAGES = {  # policies of whole pages; G-KV's own interval of 128 steps is longer than what is fed
+    "reactive": POLICIES["reactive"],
+    "evict": POLICIES["evict"],
+    "gkv, every 16 steps": POLICIES["gkv"].but(every=16),
+    "gkv-blend, every 16 steps": POLICIES["gkv-blend"].but(every=16),
+}
 
 
 class Key(NamedTuple):
@@ -64,12 +68,14 @@ def passage(tokenizer: Any, seed: int, n: int, path: str | None = None) -> tuple
     return filler.name, ids[:n]
 
 
-def tiers(splitter: Splitter, rope: Rope, n_layers: int, thresholds: Sequence[float], at: float) -> dict[Key, Tier]:
+def tiers(
+    splitter: Splitter, rope: Rope, n_layers: int, thresholds: Sequence[float], at: float, window: int
+) -> dict[Key, Tier]:
     """Recall by three rules at every threshold, all else at the one."""
 
     def sentences(recall: str, threshold: float = at, **more: Any) -> Sentences:
         audit = recall not in ("exact", "bounds")  # they miss nothing, and the tests say so
-        return Sentences(splitter, threshold, WINDOW, recall, audit=audit, **more)
+        return Sentences(splitter, threshold, window, recall, audit=audit, **more)
 
     found: dict[Key, Tier] = {}
     for threshold in thresholds:
@@ -82,10 +88,10 @@ def tiers(splitter: Splitter, rope: Rope, n_layers: int, thresholds: Sequence[fl
         found[Key("codes", f"{bits} bits, other layout")] = Quantised(bits, layout="channels")
     found[Key("codes", "4 bits, plain operands")] = Quantised(4, operand_bits=None)
     for bits in (4, 2):
-        found[Key("codes", f"{bits} bits, promoted", at)] = Quantised(bits, promote=at, window=WINDOW)
+        found[Key("codes", f"{bits} bits, promoted", at)] = Quantised(bits, promote=at, window=window)
     single = Splitter(splitter.n_vocab, least=1, longest=1)
     found[Key("merging", "codebook")] = Codebook(rope)
-    deep = Sentences(single, at, WINDOW, "none")
+    deep = Sentences(single, at, window, "none")
     found[Key("merging", "merged, deep layers evict", at)] = Layered(Merged(rope), deep, max(1, n_layers // 6))
     return found
 
@@ -98,10 +104,11 @@ def contest(
     n_tokens: int,
     thresholds: Sequence[float],
     at: float,
+    window: int = 32,
     page: int = 16,
     path: str | None = None,
 ) -> dict[str, Any]:
-    """One text of `length` tokens, then WINDOW more to fill the window of a*, then n_tokens that count.
+    """One text of `length` tokens, then `window` more to fill that of a*, then n_tokens that count.
 
     text      where it is from, its first sentences, and how many it has
     rows      one a method and threshold: residency (bytes on the fast tier, index and codes included, as a share of the
@@ -112,15 +119,15 @@ def contest(
     shares    of each layer, directions a token of keys and of values (Codebook)
     overlap   of the 8 best sentences, the share that 8-bit vectors find too
     """
-    model, total = loaded.model, length + WINDOW + n_tokens
+    model, total = loaded.model, length + window + n_tokens
     name, ids = passage(loaded.tokenizer, seed, total + 1, path)
     splitter = Splitter(len(loaded.tokenizer), ends_of(loaded.tokenizer))
-    chosen = tiers(splitter, Rope(model), model.config.num_hidden_layers, thresholds, at)
+    chosen = tiers(splitter, Rope(model), model.config.num_hidden_layers, thresholds, at, window)
     start = TieredCache(model.config, Sentences(splitter, 0.0), page=page, max_tokens=-(-total // page) * page)
     with start.attached(model):
         start.prefill(model, torch.tensor([ids[:length]], device=model.device))
     whole = start.again()
-    full = _feed(model, [whole], ids[length:])[0]
+    full = _feed(model, [whole], ids[length:], window)[0]
     cuts = [0, *splitter.cut(ids[:length])]
     first = [loaded.tokenizer.decode(ids[a:b]) for a, b in zip(cuts[:5], cuts[1:6])]
     found = {"text": {"name": name, "first": first, "n_sentences": len(cuts) - 1}, "rows": [], "memory": {}}
@@ -128,7 +135,7 @@ def contest(
     about = {"seed": seed, "n_prompt": length, "n_tokens": n_tokens}
     for some in _batches(chosen):
         caches = [start.again(chosen[key]) for key in some]
-        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:])):
+        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:], window)):
             found["rows"].append(about | _row(key, cache, fed, full))
             if key in (Key("sentences", "dot", at), Key("sentences", "none", at), Key("sentences", "exact", at)):
                 found["memory"][key.method] = [_fast(sizes) for sizes in cache.history]
@@ -140,12 +147,11 @@ def contest(
     sizes = {
         row["threshold"]: row["fast_bytes"] + row["index_bytes"] for row in found["rows"] if row["method"] == "exact"
     }
-    pages = [Key("pages", "reactive", threshold) for threshold in thresholds] + [
-        Key("pages", name, at) for name in PAGES
-    ]
+    pages = [Key("pages", "reactive", threshold) for threshold in thresholds]
+    pages += [Key("pages", name, at) for name in PAGES if name != "reactive"]
     for some in _batches(pages):
         caches = [_pages(start, key.method, sizes[key.threshold], total // page) for key in some]
-        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:])):
+        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:], window)):
             found["rows"].append(about | _row(key, cache, fed, full))
     return found
 
@@ -160,9 +166,9 @@ class Fed(NamedTuple):
     books: dict[str, float]
 
 
-def _feed(model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Sequence[int]) -> list[Fed]:
-    """Feed all of them the same tokens but the last; the first WINDOW do not count."""
-    together(model, caches, tokens[:WINDOW])
+def _feed(model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Sequence[int], skip: int) -> list[Fed]:
+    """Feed all of them the same tokens but the last; the first `skip` do not count."""
+    together(model, caches, tokens[:skip])
     before = [dataclasses.replace(cache.books) for cache in caches]
     sizes: list[list[dict[str, int]]] = [[] for _ in caches]
 
@@ -170,8 +176,8 @@ def _feed(model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Seq
         for own, cache in zip(sizes, caches):
             own.append(_tiers(cache))
 
-    logits = together(model, caches, tokens[WINDOW:-1], note)
-    truth = torch.tensor(tokens[WINDOW + 1 :])
+    logits = together(model, caches, tokens[skip:-1], note)
+    truth = torch.tensor(tokens[skip + 1 :])
     return [
         Fed(
             logits[i],
@@ -202,7 +208,7 @@ def _batches(keys: Iterable[Key]) -> Iterator[list[Key]]:
 
 def _pages(start: TieredCache, policy: str, n_bytes: float, n_pages: int) -> ReversibleCache:
     """Whole pages under a policy, at as many bytes on the fast tier; where they may return, all their digests count."""
-    layers, reversible = start.paged, POLICIES[policy].reversible
+    layers, reversible = start.paged, PAGES[policy].reversible
     page = sum(layer.n_rows * layer.reservoir.page_bytes for layer in layers)
     digests = sum(
         layer.n_rows * n_pages * layer.digests[0, 0].numel() * layer.digests.element_size() for layer in layers
@@ -212,7 +218,7 @@ def _pages(start: TieredCache, policy: str, n_bytes: float, n_pages: int) -> Rev
     if budget < 1:
         raise InputError(f"{n_bytes:.0f} bytes do not hold a page of every head: ask for a longer text")
     settings = {"page": start.settings.page, "max_tokens": start.settings.max_tokens}
-    cache = ReversibleCache(start.config, budget, policy=policy, **settings)
+    cache = ReversibleCache(start.config, budget, policy=PAGES[policy], **settings)
     cache.hold(start)
     return cache
 
