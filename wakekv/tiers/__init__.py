@@ -1,11 +1,14 @@
 """The tiers of the text on KV cache management, each a fast tier for the reversible cache.
 
-text.py sentences by token ids; tokens.py tokens on the fast tier; index.py vectors of what is away; recall.py what
-comes back; cache.py the cache; sentences.py, a tier of sentences; panel.py caches side by side.
+cache.py the cache; tokens.py exact tokens on the fast tier; text.py sentences by token ids; index.py vectors of what
+is away; recall.py what comes back; sentences.py a tier of sentences; codes.py numbers as codes, and products on them;
+quantised.py a tier of codes; rope.py keys before their rotation; merging.py tiers of what is alike; panel.py caches
+side by side; trial.py all of them on trial.
 """
 
 from wakekv.tiers.cache import TieredCache
+from wakekv.tiers.quantised import Quantised
 from wakekv.tiers.sentences import Sentences
 from wakekv.tiers.text import Splitter, ends_of
 
-__all__ = ["Sentences", "Splitter", "TieredCache", "ends_of"]
+__all__ = ["Quantised", "Sentences", "Splitter", "TieredCache", "ends_of"]
