@@ -32,6 +32,8 @@ LITERALS = (str, bool, int, float, type(None))
 class NotebookError(WakeKVError):
     """A notebook that ran and failed, or that only seems to have run."""
 
+START_S = 300  # until a kernel must answer: its first imports can take long on a busy machine
+
 
 @dataclass(frozen=True)
 class Notebook:
@@ -140,7 +142,7 @@ def run(
         left.unlink()  # by a run that was killed
     command = [sys.executable, "-m", "papermill", str(notebook.path.absolute()), str(unfinished)]
     command += ["--kernel", "python3", "--language", "python", "--cwd", str(ROOT)]
-    command += ["--no-progress-bar", "--request-save-on-cell-execute"]
+    command += ["--no-progress-bar", "--request-save-on-cell-execute", "--start-timeout", str(START_S)]
     for name, value in given.items():  # -r is text as it stands; -p reads True, None and numbers back
         command += ["-r" if isinstance(value, str) else "-p", name, str(value)]
     try:
