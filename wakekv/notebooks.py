@@ -27,12 +27,11 @@ from wakekv.recordings import duration
 from wakekv.sources import files_of
 
 LITERALS = (str, bool, int, float, type(None))
+START_S = 300  # until a kernel must answer: its first imports can take long on a busy machine
 
 
 class NotebookError(WakeKVError):
     """A notebook that ran and failed, or that only seems to have run."""
-
-START_S = 300  # until a kernel must answer: its first imports can take long on a busy machine
 
 
 @dataclass(frozen=True)
