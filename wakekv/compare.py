@@ -109,7 +109,8 @@ def load_rules(path: Path | str = TOLERANCES) -> list[Rule]:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         return [Rule(**{**entry, "columns": tuple(entry["columns"])}) for entry in entries]
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(f"tolerances {path} cannot be read: {' '.join(str(error).split())}") from None
+        said = " ".join(str(error).split())
+        raise InputError(f"tolerances {path} cannot be read ({said}): write them as in {TOLERANCES.name}") from None
 
 
 def exact(rules: Sequence[Rule]) -> list[Rule]:

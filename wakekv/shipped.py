@@ -238,9 +238,7 @@ def verify_shipped(path: str | Path) -> list[str]:
     try:
         listed = entries(json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise TraceError(
-            f"{folder}: manifest.json is missing, so nothing says what {path.name} should be: {AGAIN}"
-        ) from None
+        raise TraceError(f"{folder}: manifest.json is missing, so nothing says what lies there: {AGAIN}") from None
     except (ValueError, OSError, RecursionError) as error:
         raise TraceError(f"{folder}/manifest.json is damaged ({error}): {AGAIN}") from None
     there = {file.name for file in folder.iterdir()} - {"manifest.json"}

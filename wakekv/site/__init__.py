@@ -34,18 +34,18 @@ def build(run: Path | str, logs: Sequence[Path | str], out: Path | str) -> Path:
     where `out` holds something that is not a site.
     """
     run, out = Path(run), Path(out)
+    if out.exists() and not (out / "explorer.html").exists():
+        raise InputError(f"{out} exists and is no site: give another --out")
+    writable(out)
+    shown = {Path(path).stem: open_shipped(path) for path in logs}
     pages = [read(path) for path in sorted((run / "notebooks").glob("[0-9][0-9]_*.ipynb"))]
     pages = [page for page in pages if not page.name.endswith(".failed")]
     if not pages or not logs:
         raise InputError(f"{run} holds no executed notebooks, or no logs were given: make reproduce leaves them")
-    if out.exists() and not (out / "explorer.html").exists():
-        raise InputError(f"{out} exists and is no site: give another --out")
-    writable(out)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         (part / "logs").mkdir(parents=True)
         (part / "img").mkdir()
-        shown = {Path(path).stem: open_shipped(path) for path in logs}
         first = next(iter(shown))
         heads = {page.name: page.heads for page in pages}
         for name, log in shown.items():
