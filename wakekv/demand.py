@@ -276,10 +276,11 @@ def _prompt_rows(trace: Trace, group: int, page_tokens: int, n_pages: int) -> np
         return None
     logged = np.asarray(trace.prompt_pages).astype(np.float32)  # [head, row, page of 16]
     heads, rows, n = logged.shape
-    merge = page_tokens // 16
+    logged, merge = logged.reshape(heads // group, group, rows, n).sum(1), page_tokens // 16
     out = np.zeros((heads // group, rows, n_pages), np.float32)
-    for p in range(n):
-        out[:, :, p // merge] += logged[:, :, p].reshape(heads // group, group, rows).sum(1)
+    for place in range(merge):  # of a logged page within its own
+        part = logged[:, :, place::merge]
+        out[:, :, : part.shape[2]] += part
     return out
 
 
@@ -288,9 +289,10 @@ def _key_means(trace: Trace, unit: str, page_tokens: int, n_pages: int) -> np.nd
         return None
     logged = np.asarray(trace.key_means).astype(np.float32)  # [kv_head, page of 16, d]
     merge = page_tokens // 16
-    whole = np.zeros((len(logged), n_pages, logged.shape[2]), np.float32)
-    for p in range(n_pages):
-        part = logged[:, p * merge : (p + 1) * merge]
-        if part.shape[1]:
-            whole[:, p] = part.mean(1)
+    whole, held = np.zeros((len(logged), n_pages, logged.shape[2]), np.float32), np.zeros((n_pages, 1), np.float32)
+    for place in range(merge):
+        part = logged[:, place::merge]
+        whole[:, : part.shape[1]] += part
+        held[: part.shape[1]] += 1
+    whole /= np.maximum(held, 1)
     return whole if unit == "kv_head" else np.repeat(whole, trace.group, axis=0)
