@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from wakekv.errors import ModelError
 from wakekv.rows import Rows
 from wakekv.trace import PAGE, PROMPT_ROWS
 
@@ -23,16 +24,25 @@ class RowLog:
         self.n_layers, self.n_read, self.n_tokens = n_layers, n_read, n_tokens
         self.rows = Rows(n_layers, k, [list(span) for span in needle], n_tokens)
         self.keys: dict[int, torch.Tensor] = {}  # by layer: [KV head, token, d]
+        self.n_held: dict[int, int] = {}  # by layer: tokens whose keys are here
         self.prompt_pages: dict[int, torch.Tensor] = {}  # by layer: float32 [head, 32, page]
         self.steps: list[dict[str, np.ndarray]] = []
 
     def note(self, layer: int, query: torch.Tensor, key: torch.Tensor, n_seen: int, scale: float) -> None:
-        """A pass of a layer: query [token, head, d] and key [token, KV head, d] of the last of n_seen tokens."""
+        """A pass of a layer: query [token, head, d] and key [token, KV head, d] of the last of n_seen tokens.
+
+        ModelError for one that leaves tokens out."""
         first, n_kv = n_seen - len(key), key.shape[1]
         if layer not in self.keys:
             self.keys[layer] = key.new_zeros(n_kv, self.n_tokens, key.shape[2])
             n_pages = -(-(self.n_read + 1) // PAGE)
             self.prompt_pages[layer] = torch.zeros(query.shape[1], PROMPT_ROWS, n_pages)
+        if first != self.n_held.get(layer, 0):
+            raise ModelError(
+                f"layer {layer} was fed from token {first} on, after {self.n_held.get(layer, 0)}: log one request of "
+                "which the engine has cached nothing"
+            )
+        self.n_held[layer] = n_seen
         self.keys[layer][:, first:n_seen] = key.transpose(0, 1)
         start = max(first, self.n_read - PROMPT_ROWS)
         if start >= n_seen:
