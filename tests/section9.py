@@ -44,18 +44,8 @@ def pools():
 def foreseen():
     """Rows of `trials.foreseen`."""
     said = {"log_fetches": 12.0, "log_stall_ms": 1.0, "wants_fetches": 10.0, "wants_stall_ms": 0.8}
-    return [
-        {
-            "policy": "pooled",
-            "budget": 4,
-            "n_steps": 9,
-            "log_wants": 3,
-            "wants": 2.5,
-            **said,
-            "fetches": 10.0,
-            "stall_ms": 2.0,
-        }
-    ]
+    asked = {"policy": "pooled", "budget": 4, "wants": 3, "n_steps": 9}
+    return [{**asked, **said, "fetches": 10.0, "stall_ms": 2.0}]
 
 
 def grown():

@@ -12,6 +12,7 @@ from wakekv.cache import ReversibleCache
 from wakekv.errors import InputError
 from wakekv.quality import ARMS
 from wakekv.replay import replay
+from wakekv.trials import POOLS
 
 MODEL = tiny.model("llama")
 MODEL.set_attn_implementation("sdpa")
@@ -159,3 +160,20 @@ def test_what_cannot_be_contested_is_refused():
         trials.contest(MODEL, tiny.prompt(60, 40), (4,), budget=1, page=4)
     with pytest.raises(InputError, match="budget 22 keeps all 22 pages"):
         trials.contest(MODEL, tiny.prompt(60, 40), (4, 22), n_tokens=30, budget=1, page=4)
+
+
+def test_pools_and_budgets_a_head_meet_the_same_text_at_the_same_total():
+    rows = trials.pools(MODEL, tiny.prompt(60, 40), (3, 4), n_tokens=20, page=4, wants=3, least=1.0)
+    assert [(row["budget"], row["arm"]) for row in rows] == [(b, arm) for b in (3, 4) for arm in (*POOLS, trials.WIDER)]
+    for row in rows:
+        assert row["n_steps"] == row["n_tokens"] == 20 and row["regime"] == "niah" and 0 < row["miss_rate"] < 1
+        assert row["kl_mean"] > 0 and (row["fetched_bytes"] > 0) == ("destructive" not in row["arm"])
+    assert rows[5]["asked"]["budget"] == 3 and rows[11]["asked"]["budget"] == 5
+
+
+def test_a_plan_that_is_given_what_a_cache_wanted_foresees_its_fetches_exactly():
+    rows = trials.foreseen(tiny.loaded(max_position_embeddings=256), tiny.prompt(120, 40), 4, 30)
+    assert [row["policy"] for row in rows] == ["reactive", "pooled", "commons"]
+    for row in rows:
+        assert row["wants_fetches"] == row["fetches"] > 0 and row["n_steps"] == 30
+        assert row["log_fetches"] > 0 and min(row[f"{of}stall_ms"] for of in ("", "log_", "wants_")) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,20 +40,18 @@ LINKS = {
 
 
 def measured(page_bytes: int, *, seconds_s: float = 0.5) -> Link:
-    """The link of this machine: pages gathered from host memory, to the GPU if torch has one, else within host memory.
+    """The link of this machine, as a cache has it: pages from host memory into a pool, on the GPU if torch has one.
 
-    Batches of 1 to 256 pages are copied in turn for about `seconds_s`; latency and bandwidth are the line through the
-    median time of each size.
+    Batches of 1 to 256 pages are brought in turn for about `seconds_s`, each as a layer brings what it misses; latency
+    and bandwidth are the line through the median time of each size. Needs torch.
     """
     sizes = [1, 4, 16, 64, 256]
-    copy, where = _copier(page_bytes, 4096)
+    bring, where = _bringer(page_bytes, 4096)
     spent: dict[int, list[float]] = {n: [] for n in sizes}
     stop = time.perf_counter() + seconds_s
     while time.perf_counter() < stop or len(spent[sizes[-1]]) < 5:
         for n in sizes:
-            start = time.perf_counter()
-            copy(n)
-            spent[n].append(time.perf_counter() - start)
+            spent[n].append(bring(n))
     median = np.array([np.median(spent[n]) for n in sizes])
     n_bytes = np.array(sizes) * float(page_bytes)
     slope = max(float(np.polyfit(n_bytes, median, 1, w=1.0 / median)[0]), 1e-13)  # by relative error
@@ -60,30 +59,28 @@ def measured(page_bytes: int, *, seconds_s: float = 0.5) -> Link:
     return Link("measured", 1.0 / slope, latency, f"measured on the spot: {where}, pages of {page_bytes} bytes")
 
 
-def _copier(page_bytes: int, n_pages: int):
-    """(function that copies n random pages, words)"""
-    rng = np.random.default_rng(0)
-    try:
-        import torch
+def _bringer(page_bytes: int, n_pages: int) -> tuple[Callable[[int], float], str]:
+    """(function that brings n random pages and says how many seconds it took, where from and to)"""
+    import torch  # here, as a link by its name needs none of it
 
-        on_gpu = torch.cuda.is_available()
-    except ModuleNotFoundError:
-        on_gpu = False
-    if on_gpu:
-        slow = torch.zeros(n_pages, page_bytes, dtype=torch.uint8, pin_memory=True)
-        fast = torch.zeros(n_pages, page_bytes, dtype=torch.uint8, device="cuda")
+    from wakekv.cache.books import Books
+    from wakekv.cache.reservoir import Reservoir
+    from wakekv.cache.shared import Shared, Store
 
-        def copy(n):
-            fast[:n] = slow[torch.from_numpy(rng.integers(0, n_pages, n))].to("cuda", non_blocking=True)
-            torch.cuda.synchronize()
+    rng, on_gpu = np.random.default_rng(0), torch.cuda.is_available()
+    like = (torch.zeros(1, 1, page_bytes // 2, dtype=torch.uint8, device="cuda" if on_gpu else "cpu"),) * 2
+    slow, fast = Reservoir(1, n_pages, 1, like, None), Shared(Store(1, n_pages, like), 0, like)
+    slow.write(0, *(x.expand(1, n_pages, 1, -1) for x in like), torch.ones(1, n_pages, dtype=torch.bool))
+    fast.store.room(512)
 
-        return copy, f"host memory to {torch.cuda.get_device_name()}"
-    slow, fast = np.ones((n_pages, page_bytes), np.uint8), np.zeros((256, page_bytes), np.uint8)
+    def bring(n: int) -> float:
+        pages, books = torch.from_numpy(rng.choice(n_pages, n, replace=False)), Books(like[0].device)
+        with books.timing("stall_s"):
+            fast.bring(slow, torch.zeros_like(pages), pages)
+        fast.restore((torch.full_like(fast.slot_of, -1),))
+        return books.stall_s
 
-    def copy(n):
-        np.take(slow, rng.integers(0, n_pages, n), axis=0, out=fast[:n])
-
-    return copy, "host memory to host memory, for want of a GPU"
+    return bring, f"host memory to {torch.cuda.get_device_name() if on_gpu else 'host memory, for want of a GPU'}"
 
 
 def link(name: str, page_bytes: int) -> Link:

@@ -149,8 +149,8 @@ def foreseen(
 ) -> list[dict[str, Any]]:
     """What a plan says of a prompt from its log, beside what the cache does on the same text: a row a policy.
 
-    policy, budget, n_steps, and of a step
-    log_wants, wants               pages that a KV head reads in the log, and that it wants in the cache, mean
+    policy, budget, wants (pages of a KV head in a step: as many as the plan says that a head reads), n_steps, and of a
+    step
     log_fetches, log_stall_ms      as the plan has them: the log's wants, the link as `links.measured` finds it
     wants_fetches, wants_stall_ms  the same from the wants that the cache had
     fetches, stall_ms              what the cache did
@@ -162,16 +162,15 @@ def foreseen(
         link = links.measured(page_bytes := plan.page_bytes_of(log))
         made = plan.plan([log], link, step_s=1.0, policies=policies)
     said = made.rows.set_index(["policy", "budget"])
-    room = {"budget": budget, "max_tokens": len(text) + n_tokens}
-    start, rows = prefilled(loaded.model, text, least=1.0, **room), []
+    room = {"budget": budget, "wants": min(made.least, budget), "max_tokens": len(text) + n_tokens}
+    start, rows = prefilled(loaded.model, text, **room), []
     for name in policies:
         forced(loaded.model, start.again(policy=name), tokens[:2])  # compiles what is timed
         cache = start.again(policy=name)
         forced(loaded.model, cache, tokens)
         wants, n = cache.demands()[0], cache.books.n_steps
         found = curves(wants, POLICIES[name], [budget])
-        row = {"policy": name, "budget": budget, "n_steps": n, "log_wants": made.least}
-        row["wants"] = cache.books.n_wants / n / wants.n_heads
+        row = {"policy": name, "budget": budget, "wants": room["wants"], "n_steps": n}
         row |= {f"log_{what}": float(said.loc[(name, budget), what]) for what in ("fetches", "stall_ms")}
         waited = plan.stall_s(POLICIES[name], found, wants, page_bytes, link)[0]
         row |= {"wants_fetches": float(found.fetched[0] / n), "wants_stall_ms": 1e3 * float(waited / n)}

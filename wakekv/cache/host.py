@@ -138,9 +138,13 @@ class Host:
             got = layer.reservoir.read(rows, pages)
         else:
             got = layer.reservoir.move(rows, pages, places, layer.pool.words())
-        self.books.fetched += len(pages)
-        self.books.fetched_bytes += len(pages) * layer.reservoir.page_bytes
+        self.charge(layer, len(pages))
         return got
+
+    def charge(self, layer: PagedLayer, n: int) -> None:
+        """The price of n pages of a layer that came."""
+        self.books.fetched += n
+        self.books.fetched_bytes += n * layer.reservoir.page_bytes
 
     def undo(self) -> None:
         """Back to the step's beginning. A page whose slot was taken is read again; if that fails too it stays, whole,

@@ -11,7 +11,6 @@ import copy
 
 import torch
 
-from wakekv.cache import loops
 from wakekv.cache.host import Host, Wanted, destroy_absent, put_open
 from wakekv.cache.layer import PagedLayer
 from wakekv.cache.pool import EMPTY
@@ -55,11 +54,8 @@ class Settling(Host):
         if len(rows):
             pages, self.stalled = wanted.page[rows, at], True
             with self.books.timing("stall_s"):
-                if loops.hosted(pages):
-                    blocks = layer.pool.enter(rows, pages)
-                    self.fetch(layer, *(x.numpy() for x in (rows, pages, blocks)))
-                else:
-                    layer.pool.place(rows, pages, *self.fetch(layer, rows, pages))
+                layer.pool.bring(layer.reservoir, rows, pages)
+                self.charge(layer, len(pages))
 
     def settle(self, step: int, last: int | None, absent: int) -> int:
         n = self.layers[0].n_closed

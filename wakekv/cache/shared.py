@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from wakekv.cache.loops import Views, words
+from wakekv.cache.loops import Views, hosted, words
 from wakekv.cache.pool import EMPTY
+from wakekv.cache.reservoir import Reservoir
 
 
 class Store:
@@ -95,7 +96,7 @@ class Shared:
         return self.store.slot_of[self.layer]
 
     def enter(self, rows: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-        """int64 [n]: a block for each of n pages that are in none; its bytes are the caller's to write."""
+        """int64 [n]: a block for each of n pages that are in none, to write them to."""
         blocks = self.store.take(len(rows))
         self.slot_of[rows, pages] = blocks
         return blocks
@@ -104,6 +105,15 @@ class Shared:
         """Put n pages [n, token, d] into blocks. stamps: as Pool.place has them; nobody has to leave here."""
         blocks = self.enter(rows, pages)
         self.store.keys[blocks], self.store.values[blocks] = keys, values
+
+    def bring(self, reservoir: Reservoir, rows: torch.Tensor, pages: torch.Tensor) -> None:
+        """Have n pages come from the slow tier. Where that fails, their blocks have no pages in them yet: go back to
+        the tables before."""
+        if not hosted(pages):
+            self.place(rows, pages, *reservoir.read(rows, pages))
+            return
+        blocks = self.enter(rows, pages)
+        reservoir.move(*(x.numpy() for x in (rows, pages, blocks)), self.words())
 
     def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [row, n, token, d] in blocks [row, n]; anything for EMPTY."""

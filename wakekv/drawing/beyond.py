@@ -137,7 +137,7 @@ def pool_price(rows: Sequence[Mapping], about: str, resamples: int = 1000) -> Pi
     numbers, each = estimated(rows, whats, arms, resamples), pd.DataFrame(rows)
     figure = canvas(9, 0.6 + (0.5 + 0.19 * len(arms)) * len(budgets), about)
     grid = figure.subplots(len(budgets), len(whats), squeeze=False, sharey=True, sharex="col")
-    colour = colours_of(arm.split(",")[0] for arm in arms)
+    colour = {PAPER: BLACK} | {rule: LINES[rule]["color"] for rule in (OURS, "pooled")}
     for line, budget in zip(grid, budgets):
         for axes, (what, (number, *_)) in zip(line, whats.items()):
             of = numbers[(numbers["regime"] == ALL) & (numbers["budget"] == budget) & (numbers["what"] == what)]
