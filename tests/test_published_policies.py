@@ -219,6 +219,22 @@ def test_pyramidkv_falls_from_layer_to_layer_and_spends_the_same():
 # --- pages are destroyed while decoding
 
 
+def test_spindlekv_is_a_pyramid_and_does_not_tell_its_memory():
+    log = prompted([[[0.1, 0.5, 0.4, 0.0]]] * 3, layer=[0, 1, 2])
+    share = POLICIES["spindlekv"].share(Ledger(log, "prompt"))
+    assert share[0] > share[1] > share[2] and share.mean() == pytest.approx(1)
+    assert "mean_pages" in POLICIES["spindlekv"].withheld
+
+
+def test_spindlekv_as_retold_gives_up_the_page_whose_largest_weight_of_late_is_smallest():
+    wants = [[{0: 0.9}, {1: 0.3}, {2: 0.2, 1: 0.1}, {3: 0.5}]] * 4
+    seen, policy = Ledger(Demand.from_lists(wants, layer=[0, 1, 2, 3])), POLICIES["spindlekv-max"].but(steps=3)
+    for _ in range(4):
+        seen.observe()
+    assert np.allclose(policy.rank(seen)[3], [0.0, 0.3, 0.2, 0.5])
+    assert policy.share(seen).tolist() == [np.inf, np.inf, 1, 1]  # the first third merges instead
+
+
 def test_rkv_keeps_the_latest_of_three_alike_and_all_that_differ():
     keys = np.eye(6, dtype=np.float32)[[0, 0, 0, 1, 2, 3]][None]
     wants = [[dict.fromkeys(range(5), 1.0)] * 7 + [dict.fromkeys(range(6), 1.0)]]
