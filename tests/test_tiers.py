@@ -144,6 +144,19 @@ def test_the_reactive_return_misses_nothing_and_the_bounds_bring_no_less():
     assert kept["exact"][1] < kept["none"][1]
 
 
+def test_sentences_can_be_demoted_several_at_a_time():
+    cache, was = START.again(Sentences(SPLITTER, 0.05, 4, batch=3, recall="none")), {}
+    left = []
+    with torch.inference_mode(), cache.attached(MODEL):
+        for token in TOKENS[PROMPT : PROMPT + 30]:
+            MODEL(torch.tensor([[token]]), past_key_values=cache)
+            for i, shelf in cache.steps.shelves.items():
+                before = was.get(i, torch.ones(2, 0, dtype=torch.bool))
+                left += (before & ~shelf.resident[:, : before.shape[1]]).sum(1).tolist()
+                was[i] = shelf.resident.clone()
+    assert set(left) - {0} and all(n == 0 or n >= 3 for n in left)
+
+
 def test_what_comes_back_has_its_bytes_and_is_counted():
     cache, _ = fed(recall="exact")
     books, token = cache.books, cache.steps.shelves[0].there.token_bytes
@@ -227,7 +240,7 @@ def test_what_it_cannot_serve_is_refused_in_one_line():
             MODEL(torch.tensor([TOKENS[:8]]), past_key_values=cache)
     with pytest.raises(CacheError, match="decoding has begun"):
         cache.again()
-    for wrong in ({"recall": "cosines"}, {"index": "fais"}, {"threshold": 2.0}, {"window": 0}):
+    for wrong in ({"recall": "cosines"}, {"index": "fais"}, {"threshold": 2.0}, {"window": 0}, {"batch": 0}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             Sentences(SPLITTER, **wrong)
 

@@ -23,6 +23,7 @@ SAYS = {  # of (family, method)
     ("sentences", "centred"): "best centred cosine",
     ("sentences", "key"): "key to key above 0.85",
     ("sentences", "exact"): "reactive",
+    ("sentences", "exact, in fours"): "reactive, demoted in fours",
     ("sentences", "bounds"): "reactive, by bounds",
     ("pages", "reactive"): "whole pages, reactive",
     ("pages", "evict"): "whole pages, evict",

@@ -21,6 +21,7 @@ POINTS = {
     ("sentences", "centred"): {"color": BLUE, "marker": "D"},
     ("sentences", "key"): {"color": SKY, "marker": "v"},
     ("sentences", "bounds"): {"color": ORANGE, "marker": "D"},
+    ("sentences", "exact, in fours"): {"color": ORANGE, "marker": "x"},
     ("sentences", "none, means stand in"): {"color": GREEN, "marker": "P"},
     ("pages", "evict"): {"color": PINK, "marker": "X"},
     ("pages", "gkv, every 16 steps"): {"color": PINK, "marker": "<"},

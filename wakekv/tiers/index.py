@@ -18,12 +18,12 @@ class TorchIndex:
     bits: 32, or 8: each vector as whole numbers and one scale, so that it takes a quarter of the memory.
     """
 
-    def __init__(self, rows: int, d: int, bits: int = 32):
+    def __init__(self, rows: int, d: int, bits: int = 32, device: torch.device | str = "cpu"):
         if bits not in (8, 32):
             raise InputError(f"vectors are kept in 32 or 8 bits, not {bits!r}")
         self.bits = bits
-        self.vectors = torch.zeros(rows, 0, d)
-        self.there = torch.zeros(rows, 0, dtype=torch.bool)
+        self.vectors = torch.zeros(rows, 0, d, device=device)
+        self.there = torch.zeros(rows, 0, dtype=torch.bool, device=device)
 
     def grow(self, n: int) -> None:
         """Room for n units."""
@@ -58,14 +58,14 @@ class FaissIndex:
     """The same in FAISS: a flat index of inner products for each row, with ids, so that a vector can be removed without
     the others changing their place (a plain flat index renumbers them, HNSW cannot remove)."""
 
-    def __init__(self, rows: int, d: int, bits: int = 32):
+    def __init__(self, rows: int, d: int, bits: int = 32, device: torch.device | str = "cpu"):
         try:
             import faiss
         except ImportError:
             raise InputError('FAISS is not installed: pip install "wakekv[faiss]", or take index="torch"') from None
         if bits != 32:
             raise InputError('the FAISS index keeps vectors in 32 bits: take index="torch" for 8')
-        self.d = d
+        self.d, self.device = d, device
         self.rows = [faiss.IndexIDMap2(faiss.IndexFlatIP(d)) for _ in range(rows)]
 
     def grow(self, n: int) -> None:
@@ -74,15 +74,16 @@ class FaissIndex:
     def add(self, rows: torch.Tensor, units: torch.Tensor, vectors: torch.Tensor) -> None:
         for row in rows.unique().tolist():
             own = rows == row
-            self.rows[row].add_with_ids(vectors[own].float().numpy(), units[own].numpy())
+            self.rows[row].add_with_ids(vectors[own].float().cpu().numpy(), units[own].cpu().numpy())
 
     def remove(self, rows: torch.Tensor, units: torch.Tensor) -> None:
         for row in rows.unique().tolist():
-            self.rows[row].remove_ids(units[rows == row].numpy())
+            self.rows[row].remove_ids(units[rows == row].cpu().numpy())
 
     def search(self, asked: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        found = [own.search(questions.float().contiguous().numpy(), n) for own, questions in zip(self.rows, asked)]
-        score, unit = (torch.stack([torch.from_numpy(x) for x in xs]) for xs in zip(*found))
+        questions = asked.float().cpu().contiguous().numpy()
+        found = [own.search(some, n) for own, some in zip(self.rows, questions)]
+        score, unit = (torch.stack([torch.from_numpy(x) for x in xs]).to(self.device) for xs in zip(*found))
         return score.masked_fill(unit < 0, -torch.inf), unit
 
     @property

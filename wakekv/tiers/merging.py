@@ -9,7 +9,6 @@ import torch
 
 from wakekv.cache.layer import PagedLayer
 from wakekv.cache.reading import How
-from wakekv.errors import InputError
 from wakekv.tiers.cache import Shelf, Tier, TierBooks
 from wakekv.tiers.rope import Rope
 
@@ -60,14 +59,15 @@ class Layered:
 class Directions:
     """Unit vectors [row, entry, d], n of which are in use in each row, int64 [row]."""
 
-    def __init__(self, rows: int, d: int):
-        self.unit, self.n = torch.zeros(rows, 16, d), torch.zeros(rows, dtype=torch.int64)
+    def __init__(self, rows: int, d: int, device: torch.device | str = "cpu"):
+        self.unit = torch.zeros(rows, 16, d, device=device)
+        self.n = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def place(self, unit: torch.Tensor, least: float) -> torch.Tensor:
         """The entry of one vector a row, [row, d]: the nearest with a cosine of `least` or more, or a new one."""
-        rows = torch.arange(len(unit))
+        rows = torch.arange(len(unit), device=unit.device)
         cosine = torch.bmm(self.unit, unit[..., None])[..., 0]
-        cosine.masked_fill_(torch.arange(cosine.shape[1]) >= self.n[:, None], -torch.inf)
+        cosine.masked_fill_(torch.arange(cosine.shape[1], device=unit.device) >= self.n[:, None], -torch.inf)
         best, entry = cosine.max(1)
         new = best < least
         entry = torch.where(new, self.n, entry)
@@ -84,18 +84,14 @@ class MergingShelf:
 
     def __init__(self, layer: PagedLayer, rope: Rope):
         self.layer, self.rope, self.n_tokens = layer, rope, 0
-        self.d = tuple(x.shape[-1] for x in layer.pool.open)
-        if layer.digests.device.type != "cpu":
-            raise InputError("merging is written for host memory: load the model with device='cpu'")
+        self.d, self.device = tuple(x.shape[-1] for x in layer.pool.open), layer.digests.device
 
     def attend(self, query: torch.Tensor, how: How) -> torch.Tensor:
         n = self.layer.n_closed * self.layer.sizes.page
         if n > self.n_tokens:
-            at = slice(self.n_tokens, n)
-            keys, values = (
-                x.flatten(1, 2)[:, at].float() for x in (self.layer.reservoir.keys, self.layer.reservoir.values)
-            )
-            self.take(self.rope.back(keys, torch.arange(self.n_tokens, n)), values)
+            held = (self.layer.reservoir.keys, self.layer.reservoir.values)
+            keys, values = (x.flatten(1, 2)[:, self.n_tokens : n].float().to(self.device) for x in held)
+            self.take(self.rope.back(keys, torch.arange(self.n_tokens, n, device=self.device)), values)
             self.n_tokens = n
         keys, values, bias = self.stand()
         open_keys, open_values = (x[:, : self.layer.n_open + 1] for x in self.layer.pool.open)
@@ -123,9 +119,9 @@ class CodebookShelf(MergingShelf):
     def __init__(self, tier: Codebook, layer: PagedLayer):
         super().__init__(layer, tier.rope)
         self.least = tier.keys, tier.values
-        self.books = [Directions(layer.n_rows, d) for d in self.d]
-        self.entry = [torch.zeros(layer.n_rows, 0, dtype=torch.int32) for _ in self.d]
-        self.length = [torch.zeros(layer.n_rows, 0) for _ in self.d]
+        self.books = [Directions(layer.n_rows, d, self.device) for d in self.d]
+        self.entry = [torch.zeros(layer.n_rows, 0, dtype=torch.int32, device=self.device) for _ in self.d]
+        self.length = [torch.zeros(layer.n_rows, 0, device=self.device) for _ in self.d]
 
     def take(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         for i, x in enumerate((keys, values)):
@@ -140,7 +136,11 @@ class CodebookShelf(MergingShelf):
             book.unit.gather(1, entry.long()[..., None].expand(-1, -1, d)) * length[..., None]
             for book, entry, length, d in zip(self.books, self.entry, self.length, self.d)
         )
-        return self.rope.turned(keys, torch.arange(self.n_tokens)), values, torch.zeros_like(self.length[0])
+        return (
+            self.rope.turned(keys, torch.arange(self.n_tokens, device=self.device)),
+            values,
+            torch.zeros_like(self.length[0]),
+        )
 
     def shares(self) -> list[float]:
         """Directions a token, of keys and of values: 1 where nothing is shared."""
@@ -158,12 +158,12 @@ class MergedShelf(MergingShelf):
 
     def __init__(self, tier: Merged, layer: PagedLayer):
         super().__init__(layer, tier.rope)
-        self.alike, self.direction = tier.alike, Directions(layer.n_rows, self.d[0])
-        self.keys, self.values = (torch.zeros(layer.n_rows, 0, d) for d in self.d)
-        self.count, self.newest = (torch.zeros(layer.n_rows, 0, dtype=torch.int64) for _ in self.d)
+        self.alike, self.direction = tier.alike, Directions(layer.n_rows, self.d[0], self.device)
+        self.keys, self.values = (self.direction.unit.new_zeros(layer.n_rows, 0, d) for d in self.d)
+        self.count, self.newest = (self.direction.n.new_zeros(layer.n_rows, 0) for _ in self.d)
 
     def take(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        rows = torch.arange(self.layer.n_rows)
+        rows = torch.arange(self.layer.n_rows, device=self.device)
         for t in range(keys.shape[1]):
             entry = self.direction.place(torch.nn.functional.normalize(keys[:, t], dim=-1), self.alike)
             more = self.direction.unit.shape[1] - self.count.shape[1]

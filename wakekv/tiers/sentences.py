@@ -29,6 +29,7 @@ class Sentences:
     threshold  a sentence is demoted by a KV head once its a* is below this: the largest attention weight that any query
                of the head's group gave any token of the sentence in the last `window` steps (SpindleKV, arXiv
                2507.06517, pooled over the group and the sentence). What is not over yet, and the open page, stay
+    batch      a KV head demotes only once so many sentences are due (the recipe for small memory: 4)
     recall     how it comes back: a key of RECALLS
     index      where vectors are kept: a key of INDEXES;  vector_bits: 32, or 8
     stand_in   a demoted sentence of n tokens is attended to as n tokens of its mean key and mean value
@@ -39,6 +40,7 @@ class Sentences:
     splitter: Splitter
     threshold: float = 0.02
     window: int = 32
+    batch: int = 1
     recall: str = "exact"
     index: Literal["torch", "faiss"] = "torch"
     vector_bits: int = 32
@@ -50,8 +52,9 @@ class Sentences:
         lookup(self.index, INDEXES, "index")
         if not 0 <= self.threshold <= 1:
             raise InputError(f"threshold is an attention weight, from 0 to 1, not {self.threshold!r}")
-        if not (isinstance(self.window, int) and self.window >= 1):
-            raise InputError(f"window counts steps from 1, not {self.window!r}")
+        for name in ("window", "batch"):
+            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
+                raise InputError(f"{name} counts from 1, not {getattr(self, name)!r}")
 
     @property
     def returns(self) -> bool:
@@ -76,7 +79,9 @@ class SentenceShelf:
         self.tier, self.layer, self.ids, self.books = tier, layer, ids, books
         self.recall, self.there, self.cuts = RECALLS[tier.recall], Tokens(layer), Cuts(tier.splitter, ids)
         rows, keys, values = layer.n_rows, self.there.keys, self.there.values
-        self.index = INDEXES[tier.index](rows, keys.shape[2], tier.vector_bits) if self.recall.vectors else None
+        self.index = (
+            INDEXES[tier.index](rows, keys.shape[2], tier.vector_bits, keys.device) if self.recall.vectors else None
+        )
         self.n_tokens = self.n_units = self.step = 0
         self.resident, self.last = keys.new_ones(rows, 0, dtype=torch.bool), keys.new_zeros(rows, 0, dtype=torch.int64)
         self.means, self.mean_values = keys.float(), values.float()
@@ -96,8 +101,7 @@ class SentenceShelf:
         self.books.admitted_bytes += self.there.fetch(new)
         ends = torch.from_numpy(self.cuts.upto(n))
         keys, values = (x.flatten(1, 2) for x in (self.layer.reservoir.keys, self.layer.reservoir.values))
-        self.sizes = ends.diff(prepend=ends.new_zeros(1))
-        spans = [(int(end - size), int(end)) for end, size in zip(ends, self.sizes)][self.n_units :]
+        spans = list(zip([0, *ends.tolist()], ends.tolist()))[self.n_units :]
         if spans:
             device = self.there.keys.device
             more = [torch.stack([how(x[:, a:b]) for a, b in spans], 1).to(device)
@@ -110,7 +114,8 @@ class SentenceShelf:
             if self.index is not None:
                 self.index.grow(len(ends))
         self.n_tokens, self.n_units = n, len(ends)
-        self.unit_of = torch.bucketize(torch.arange(n), ends, right=True).to(self.there.keys.device)
+        self.sizes = ends.diff(prepend=ends.new_zeros(1)).to(self.last.device)
+        self.unit_of = torch.bucketize(torch.arange(n), ends, right=True).to(self.last.device)
 
     @property
     def mean_query(self) -> torch.Tensor:
@@ -154,6 +159,7 @@ class SentenceShelf:
     def settle(self) -> None:
         self.last[self._read[:, : self.n_units] >= self.tier.threshold] = self.step
         leave = self.resident & (self.step - self.last >= self.tier.window)
+        leave &= leave.sum(1, keepdim=True) >= self.tier.batch
         self.step += 1
         self._queries.append(self._query)
         over = self.cuts.upto(len(self.ids))

@@ -16,7 +16,7 @@ import torch
 
 from wakekv.cache import ReversibleCache
 from wakekv.errors import InputError
-from wakekv.policies import POLICIES
+from wakekv.policies import POLICIES, Policy
 from wakekv.quality import divergence
 from wakekv.texts import read_filler
 from wakekv.tiers.cache import Tier, TieredCache
@@ -34,7 +34,7 @@ SIZES = ("fast", "codes", "index", "tables")
 TIMED = ("stall_s", "attend_s", "settle_s", "score_s")
 COUNTS = ("fetched", "fetched_bytes", "probed_bytes", "misses", *TIMED)
 TOLD = ("n_asked", "n_fired", "best_sum")
-PAGES = {  # policies of whole pages; G-KV's own interval of 128 steps is longer than what is fed
+PAGES: dict[str, Policy] = {  # policies of whole pages; G-KV's own interval of 128 steps is longer than what is fed
     "reactive": POLICIES["reactive"],
     "evict": POLICIES["evict"],
     "gkv, every 16 steps": POLICIES["gkv"].but(every=16),
@@ -82,6 +82,7 @@ def tiers(
         found |= {Key("sentences", name, threshold): sentences(name, threshold) for name in ("none", "dot", "exact")}
     found |= {Key("sentences", name, at): sentences(name) for name in ("cosine", "centred", "key", "bounds")}
     found[Key("sentences", "none, means stand in", at)] = sentences("none", stand_in=True)
+    found[Key("sentences", "exact, in fours", at)] = sentences("exact", batch=4)
     found[Key("sentences", "dot, 8-bit vectors", at)] = sentences("dot", vector_bits=8)
     for bits in (8, 4, 2):
         found[Key("codes", f"{bits} bits")] = Quantised(bits)
@@ -133,26 +134,29 @@ def contest(
     found = {"text": {"name": name, "first": first, "n_sentences": len(cuts) - 1}, "rows": [], "memory": {}}
     found["memory"]["full"] = [_fast(sizes) for sizes in whole.history]
     about = {"seed": seed, "n_prompt": length, "n_tokens": n_tokens}
-    for some in _batches(chosen):
-        caches = [start.again(chosen[key]) for key in some]
-        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:], window)):
-            found["rows"].append(about | _row(key, cache, fed, full))
-            if key in (Key("sentences", "dot", at), Key("sentences", "none", at), Key("sentences", "exact", at)):
-                found["memory"][key.method] = [_fast(sizes) for sizes in cache.history]
-            shelves = [cache.steps.shelves[layer.index] for layer in cache.paged]
-            if key.method == "codebook":
-                found["shares"] = [shelf.shares() for shelf in shelves]
-            if key == Key("sentences", "dot", at):
-                found["overlap"] = float(np.mean([overlap(shelf.mean_query, shelf.means, 8) for shelf in shelves]))
-    sizes = {
+
+    def tried(keys: Iterable[Key], make: Callable[[Key], ReversibleCache]) -> Iterator[tuple[Key, ReversibleCache]]:
+        for some in _batches(keys):
+            caches = [make(key) for key in some]
+            for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:], window)):
+                found["rows"].append(about | _row(key, cache, fed, full))
+                yield key, cache
+
+    for key, cache in tried(chosen, lambda key: start.again(chosen[key])):
+        if key.threshold == at and key.method in ("none", "dot", "exact"):
+            found["memory"][key.method] = [_fast(sizes) for sizes in cache.history]
+        shelves = [cache.steps.shelves[layer.index] for layer in cache.paged]
+        if key.method == "codebook":
+            found["shares"] = [shelf.shares() for shelf in shelves]
+        if key == ("sentences", "dot", at):
+            found["overlap"] = float(np.mean([overlap(shelf.mean_query, shelf.means, 8) for shelf in shelves]))
+    held = {
         row["threshold"]: row["fast_bytes"] + row["index_bytes"] for row in found["rows"] if row["method"] == "exact"
     }
     pages = [Key("pages", "reactive", threshold) for threshold in thresholds]
     pages += [Key("pages", name, at) for name in PAGES if name != "reactive"]
-    for some in _batches(pages):
-        caches = [_pages(start, key.method, sizes[key.threshold], total // page) for key in some]
-        for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:], window)):
-            found["rows"].append(about | _row(key, cache, fed, full))
+    for _ in tried(pages, lambda key: _pages(start, PAGES[key.method], held[key.threshold], total // page)):
+        pass
     return found
 
 
@@ -206,19 +210,19 @@ def _batches(keys: Iterable[Key]) -> Iterator[list[Key]]:
         yield keys[at : at + AT_ONCE]
 
 
-def _pages(start: TieredCache, policy: str, n_bytes: float, n_pages: int) -> ReversibleCache:
+def _pages(start: TieredCache, policy: Policy, n_bytes: float, n_pages: int) -> ReversibleCache:
     """Whole pages under a policy, at as many bytes on the fast tier; where they may return, all their digests count."""
-    layers, reversible = start.paged, PAGES[policy].reversible
+    layers = start.paged
     page = sum(layer.n_rows * layer.reservoir.page_bytes for layer in layers)
     digests = sum(
         layer.n_rows * n_pages * layer.digests[0, 0].numel() * layer.digests.element_size() for layer in layers
     )
     open_page = page / 2  # on average
-    budget = int((n_bytes - open_page - digests * reversible) // page)
+    budget = int((n_bytes - open_page - digests * policy.reversible) // page)
     if budget < 1:
         raise InputError(f"{n_bytes:.0f} bytes do not hold a page of every head: ask for a longer text")
     settings = {"page": start.settings.page, "max_tokens": start.settings.max_tokens}
-    cache = ReversibleCache(start.config, budget, policy=PAGES[policy], **settings)
+    cache = ReversibleCache(start.config, budget, policy=policy, **settings)
     cache.hold(start)
     return cache
 
