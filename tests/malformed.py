@@ -37,13 +37,20 @@ class Told:
 
     status: str
     out: str
-    message: str
+    err: str
     changed: tuple[str, ...]
 
     @property
-    def settled(self) -> str:
-        """The message without what other libraries, whose words move with their versions, said in it in brackets."""
-        return re.sub(r" \(.*\)", " (...)", self.message.removeprefix("wakekv: error: "))
+    def message(self) -> str:
+        return self.err.removeprefix("wakekv: error: ").removesuffix("\n")
+
+
+def settled(message: str) -> str:
+    """A message without what moves with versions: other libraries' words, which stand in brackets, lists of what is
+    known, and sizes of packed files."""
+    message = re.sub(r" \(.*\)", " (...)", message)
+    message = re.sub(r"(did you mean|known:|known ones are) .*", r"\1 ...", message)
+    return re.sub(r"[\d,]+ bytes instead of [\d,]+", "n bytes instead of m", message)
 
 
 def told(case: Case, folder: Path) -> Told:
@@ -63,7 +70,7 @@ def told(case: Case, folder: Path) -> Told:
     after = dict(snapshot(folder))
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     said = err.getvalue().replace(f"{folder}/", "").replace(str(folder), ".")
-    return Told(status, out.getvalue(), said.removesuffix("\n"), tuple(changed))
+    return Told(status, out.getvalue(), said, tuple(changed))
 
 
 def snapshot(folder: Path) -> Iterator[tuple[str, object]]:

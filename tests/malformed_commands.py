@@ -63,7 +63,7 @@ def cut_shipped(folder: Path) -> None:
 
 def cases() -> Iterator[Case]:
     for argv, what, names, way in ASKED:
-        where = argv[0] if argv else "no command"
+        where = argv[0] if argv and argv[0] in MAIN else "python -m wakekv"
         yield Case(where, what, names, way, tuple(argv), make=MADE.get(where))
     for argv, what, names, way, make in GIVEN:
         yield Case(argv[0], what, names, way, tuple(argv), make=make)
@@ -76,9 +76,16 @@ def words(text: str) -> list[str]:
 SIMULATE = words("simulate log --policy reactive --budgets 4")
 PLAN = words("plan log --step-ms 12")
 QUALITY = words("quality --model model --budgets 2 --lengths 700 --depths 0.5")
-SYSTEM = words("system --engine transformers --profile smoke --out out")
+SYSTEM = words("system --engine transformers --profile smoke --out out --model model --dtype float32")
 ROW = {"context": "c", "input": "i", "answers": ["a"], "dataset": "qasper"}
-MADE: dict[str, Callable[[Path], object]] = {"simulate": log, "plan": log, "quality": place, "spotcheck": packed}
+MAIN = words("record simulate plan quality system verify reproduce models claims tables pack compare spotcheck site")
+MADE: dict[str, Callable[[Path], object]] = {
+    "simulate": log,
+    "plan": log,
+    "quality": place,
+    "system": place,
+    "spotcheck": packed,
+}
 
 ASKED = [
     (["frobnicate"], "a command that is not known", "'frobnicate'", "see"),
@@ -105,8 +112,8 @@ ASKED = [
     (
         [*SIMULATE, "--convention", "sequential", "--policy", "frozen"],
         "a convention that a policy has not",
-        "sequential",
-        "",
+        "the sequential convention",
+        "only",
     ),
     ([*PLAN, "--link", "pcie9"], "a link that is not known", "unknown link 'pcie9'", "did you mean pcie"),
     ([*PLAN, "--step-ms", "0"], "a step of no time", "0 s", "must take some time"),
@@ -117,14 +124,14 @@ ASKED = [
     ([*PLAN, "--batch", "0"], "a batch of nothing", "batch", "from 1"),
     ([*PLAN, "--policies", "reactive,evic"], "a policy to plan with that is misspelt", "'evic'", "did you mean evict"),
     ([*PLAN, "--policies", "optimum"], "a policy that knows the future", "optimum", "another policy"),
-    ([*PLAN, "--policies", ","], "no policies", "policies", ""),
-    ([*PLAN, "--dtype", "int4"], "a type to serve in that is not known", "unknown dtype 'int4'", ""),
+    ([*PLAN, "--policies", ","], "no policies", "no policies", "name one or more"),
+    ([*PLAN, "--dtype", "int4"], "a type to serve in that is not known", "unknown dtype 'int4'", "known: "),
     ([*PLAN, "--budgets", "8;16"], "budgets to print that are no list", "'8;16'", "whole numbers with commas"),
     (["plan", "nowhere", "--step-ms", "12"], "a log that is not there", "nowhere", "record one with"),
     ([*QUALITY, "--budgets", "0"], "a budget of nothing", "budget", "from 1"),
     ([*QUALITY, "--budgets", "many"], "budgets in words", "'many'", "whole numbers with commas"),
     ([*QUALITY, "--lengths", "0"], "a prompt of no length", "length 0", "at least 1"),
-    ([*QUALITY, "--lengths", "9000"], "a prompt beyond the context", "9000", ""),
+    ([*QUALITY, "--lengths", "9000"], "a prompt beyond the context", "length 9000", "ask for less"),
     ([*QUALITY, "--depths", "2"], "a depth beyond the end", "depth 2.0", "from 0 to 1"),
     ([*QUALITY, "--depths", "0.5,x"], "depths in words", "'0.5,x'", "numbers, such as"),
     ([*QUALITY, "--seeds", "0"], "no prompts", "--seeds", "from 1"),
@@ -143,15 +150,19 @@ ASKED = [
         "give --lengths one number",
     ),
     ([*QUALITY, "--longbench", "no.jsonl", "--samples", "0"], "no samples of a benchmark", "0 samples", "1 or more"),
-    ([*SYSTEM, "--profile", "gpu"], "a profile that is not known", "unknown", "known: "),
+    ([*SYSTEM, "--profile", "gpu"], "a profile that is not known", "unknown profile 'gpu'", "did you mean cpu"),
     ([*SYSTEM, "--engine", "sglang"], "an engine that is not known", "'sglang'", "choose from"),
     ([*SYSTEM, "--dtype", "float16"], "a type the sweep has not", "'float16'", "choose from"),
-    ([*SYSTEM, "--prompts", "x.jsonl"], "prompts for an engine that takes none", "--prompts", "out"),
-    ([*SYSTEM, "--length", "0"], "a prompt of no length", "length", "from 1"),
-    ([*SYSTEM, "--requests", "0"], "no requests", "requests", "from 1"),
-    ([*SYSTEM, "--n-tokens", "0"], "no tokens to write", "n", "from 1"),
+    ([*SYSTEM, "--prompts", "x.jsonl", "--needles", "0"], "prompts that are not there", "x.jsonl", "cannot be read"),
+    ([*SYSTEM, "--longbench", "x.jsonl"], "a benchmark's file that is not there", "x.jsonl", "cannot be read"),
+    ([*SYSTEM, "--only", "stock,reactive-r3"], "a configuration that is not known", "'reactive-r3'", "did you mean"),
+    ([*SYSTEM, "--only", "reactive-r1"], "a sweep without what it is measured against", "stock", "name it"),
+    ([*SYSTEM, "--samples", "0"], "no samples of a benchmark", "--samples", "from 1"),
+    ([*SYSTEM, "--length", "0"], "a prompt of no length", "--length", "from 1"),
+    ([*SYSTEM, "--requests", "0"], "no requests", "--requests", "from 1"),
+    ([*SYSTEM, "--n-tokens", "0"], "no tokens to write", "--n-tokens", "from 1"),
     ([*SYSTEM, "--budget", "0"], "a budget of nothing", "budget", "from 1"),
-    ([*SYSTEM, "--repeats", "-1"], "a negative number of repeats", "repeats", "from 1"),
+    ([*SYSTEM, "--repeats", "-1"], "a negative number of repeats", "--repeats", "from 1"),
     (
         [*SYSTEM, "--model", "smollm3"],
         "a model that is not known",
@@ -160,7 +171,12 @@ ASKED = [
     ),
     (["verify", "nowhere.npz"], "a shipped log that is not there", "manifest.json is missing", "pack it again"),
     (["reproduce", "--profile", "smok"], "a profile that is misspelt", "unknown", "did you mean smoke"),
-    (["reproduce", "--profile", "smoke", "--only", "99"], "a notebook that is not there", "unknown notebook '99'", ""),
+    (
+        ["reproduce", "--profile", "smoke", "--only", "99"],
+        "a notebook that is not there",
+        "unknown notebook '99'",
+        "did you mean",
+    ),
     (
         ["reproduce", "--profile", "smoke", "--out", "out", "-p", "unit"],
         "a parameter without a value",
@@ -171,7 +187,7 @@ ASKED = [
         ["reproduce", "--profile", "smoke", "--out", "out", "-p", "unti=head"],
         "a parameter that is misspelt",
         "unti",
-        "",
+        "see their first cells",
     ),
     (
         ["models", "--fetch", "smollm"],
@@ -195,7 +211,7 @@ ASKED = [
         "'pictures'",
         "choose from",
     ),
-    (["spotcheck", "nowhere.npz"], "a shipped log that is not there", "manifest.json is missing", "pack it again"),
+    (["spotcheck", "nowhere.npz"], "a shipped log that is not there", "lists no nowhere.npz", "name a log"),
     (["spotcheck", "x.npz", "--steps", "0"], "no steps", "not 0", "between 1 and 6"),
     (["spotcheck", "x.npz", "--steps", "99"], "more steps than the log has", "not 99", "between 1 and 6"),
     (["spotcheck", "x.npz", "--share", "1.5"], "a share above 1", "1.5", "between 0 and 1"),
@@ -210,7 +226,7 @@ ASKED = [
 ]
 
 GIVEN = [
-    ([*PLAN, "other"], "logs of two models", "another", "one at a time", two_models),
+    (words("plan log other --step-ms 12"), "logs of two models", "another", "one at a time", two_models),
     (PLAN, "a log whose layers all have a window", "every layer of made-up", "no page to plan for", windows_only),
     (words("plan x.npz --step-ms 12"), "a shipped log, where a whole one is needed", "x.npz", "record", packed),
     (
@@ -326,22 +342,22 @@ GIVEN = [
         words("compare out out"),
         "a run whose record is no JSON",
         "out/run.json is damaged",
-        "",
+        "run it again",
         files(out__run_json="{", out__tables__a_csv="a\n1\n"),
     ),
     (
-        words("compare out reference --only tables"),
+        words("compare out other"),
         "a table that is no CSV",
-        "a.csv",
-        "",
-        files(out__tables__04_sweep_csv='"'),
+        "tables/a.csv of",
+        "run it again",
+        files(out__tables__a_csv='"', other__tables__a_csv="a\n1\n"),
     ),
     (
-        words("compare out reference --only claims"),
+        words("compare out other"),
         "claims that are no JSON",
-        "04_policies.json",
-        "",
-        files(out__claims__04_policies_json="{"),
+        "out/claims/a.json",
+        "run it again",
+        files(out__claims__a_json="{", other__claims__a_json="{}"),
     ),
     (
         words("compare reference reference --tolerances t.yaml"),

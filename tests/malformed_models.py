@@ -159,7 +159,6 @@ MODELS = [
     ),
     ("a configuration that is no JSON", changed(lambda p: (p / "config.json").write_text("{")), NO_DECODER, SAVE),
     ("a configuration of an unknown kind", config(model_type="novel"), NO_DECODER, SAVE),
-    ("a configuration of a vision model", config(model_type="vit"), NO_DECODER, SAVE),
     (
         "a configuration that asks for code of its own",
         config(model_type="novel", auto_map={"AutoConfig": "a.B"}),

@@ -1,0 +1,124 @@
+"""Killed at any moment, begun again, and in the end the same bytes as a run that nobody disturbed.
+
+WAKEKV_KILLS says how often each is killed (`make kills`: 20; otherwise 2). A kill is SIGKILL, to the process alone or
+to all that it had started, at a moment drawn between its beginning and the time that the undisturbed run took.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from malformed_logs import packed, trace
+from malformed_models import COT, place
+from test_reproduce import DECIDES, TABLE, book
+
+from wakekv.__main__ import main
+from wakekv.reproduce import reproduce
+from wakekv.trace import save_trace
+
+KILLS = int(os.environ.get("WAKEKV_KILLS", 2))
+SEED = 0
+FORKS = multiprocessing.get_context("forkserver")  # whose children find torch and transformers loaded
+FORKS.set_forkserver_preload(["test_kills"])
+
+
+def apart(job: Callable[[Path], None], folder: Path) -> multiprocessing.Process:
+    """`job` in a process, and a session, of its own, in `folder`."""
+    child = FORKS.Process(target=_run, args=(job, folder))
+    child.start()
+    return child
+
+
+def _run(job: Callable[[Path], None], folder: Path) -> None:
+    os.setsid()
+    os.chdir(folder)
+    with open("said.txt", "a") as said:
+        os.dup2(said.fileno(), sys.stdout.fileno())
+        os.dup2(said.fileno(), sys.stderr.fileno())
+    job(folder)
+
+
+def record(folder: Path) -> None:
+    assert main(["record", "--model", "model", *COT[:-1], "300", "--out", "out", "--resume"]) == 0
+
+
+def run(folder: Path) -> None:
+    reproduce("smoke", folder / "out", folder=folder / "notebooks")
+
+
+def tables(folder: Path) -> None:
+    assert main(["tables", "x.npz", "--out", "out"]) == 0
+
+
+def pack(folder: Path) -> None:
+    """Packed as `pack` does it; its own tokenizer is that of a made-up model."""
+    from wakekv import shipped
+
+    made = trace()
+    (folder / "out").mkdir(exist_ok=True)
+    shipped.pack(made, [str(token) for token in made.tokens], folder / "out" / "x.npz")
+    shipped.describe(folder / "out", {})
+
+
+def save(folder: Path) -> None:
+    if not (folder / "out").exists():
+        save_trace(trace(), folder / "out")
+
+
+def books(folder: Path) -> None:
+    book(folder / "notebooks", "00_table", "from pathlib import Path", TABLE)
+    book(folder / "notebooks", "07_real_system", DECIDES)
+
+
+JOBS = {
+    "record": (place, record),
+    "reproduce": (books, run),
+    "tables": (packed, tables),
+    "pack": (lambda folder: None, pack),
+    "save": (lambda folder: None, save),
+}
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Every file below `out` but those that say when and how long, and hidden ones."""
+    files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
+    named = {path.relative_to(folder).as_posix(): path for path in files}
+    return {name: path.read_bytes() for name, path in named.items() if "/." not in name and name != "out/run.json"}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_killed_again_and_again_ends_in_the_same_bytes(name, tmp_path):
+    make, job = JOBS[name]
+    rng, kills, finished = random.Random(f"{SEED} {name}"), 0, 0
+    for where in ("whole", "killed"):
+        (tmp_path / where).mkdir()
+        make(tmp_path / where)
+    start = time.monotonic()
+    child = apart(job, tmp_path / "whole")
+    child.join()
+    took = time.monotonic() - start
+    assert child.exitcode == 0, (tmp_path / "whole" / "said.txt").read_text()
+    wanted = results(tmp_path / "whole")
+    assert wanted
+    while kills < KILLS or not finished:
+        child = apart(job, tmp_path / "killed")
+        child.join(rng.uniform(0, took) if kills < KILLS else None)
+        if child.is_alive():
+            (os.killpg if rng.random() < 0.5 else os.kill)(child.pid, signal.SIGKILL)
+            child.join()
+            kills += 1
+            continue
+        assert child.exitcode == 0, (tmp_path / "killed" / "said.txt").read_text()
+        assert results(tmp_path / "killed") == wanted
+        finished += 1
+        shutil.rmtree(tmp_path / "killed" / "out")
+    print(f"{name}: {kills} kills, {finished} runs that came to their end")
