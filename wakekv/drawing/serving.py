@@ -94,7 +94,7 @@ def engine_growth(found: Mapping[str, Any]) -> Picture:
         ticks = sorted(rows["context"].unique() / 1024)
         axes.set_xticks(ticks, [f"{tick:.0f}k" for tick in ticks])
         axes.set(title="1 request" if n == 1 else f"{n} requests", xlabel="tokens of context")
-    panels[0].set_ylabel("decode steps a second over the dense engine's")
+    panels[0].set_ylabel("decode speed over the dense engine's")
     handles = [Line2D([], [], color=colour, marker="o", label=name) for name, colour in looks.items()]
     handles.append(Line2D([], [], color="0.3", ls=":", label="by CPU seconds"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4)
