@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,10 @@ import torch
 
 from wakekv.errors import InputError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they bring numba, which the engine does not bear before its worker has started
+    from wakekv.vllm.rowlog import RowLog
     from wakekv.vllm.steps import Step
+    from wakekv.vllm.tier import FastTier
 
 
 class Split(NamedTuple):
@@ -98,6 +101,56 @@ class SplitBuilder:
     def table_of(self, blocks: torch.Tensor, which: np.ndarray) -> np.ndarray:
         """The block tables of some requests, on the host."""
         return np.ascontiguousarray(blocks.cpu().numpy()[which])
+
+
+class SplitImpl:
+    """Mixed into a device's attention: requests that decode attend to the fast tier, all else as the engine does."""
+
+    tier: FastTier | None = None
+    decode: Callable[..., None] | None = None  # steps.decode on this tier
+    log: RowLog | None = None  # while a request is logged
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        if self.tier is not None:
+            self.tier.note_keys(self.tier.names[layer.layer_name], key, slot_mapping)
+
+    def forward(
+        self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None
+    ) -> torch.Tensor:
+        split = getattr(attn_metadata, "wakekv", None)
+        if split is None:
+            if self.log is not None:
+                n, n_seen = attn_metadata.num_actual_tokens, int(attn_metadata.seq_lens[0])
+                self.log.note(self.tier.names[layer.layer_name], query[:n], key[:n], n_seen, self.scale)
+            return super().forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
+            )
+        if split.others is not None:
+            others = _on(split.others, query.device)
+            out = output[others]  # a view of a slice, a copy of an index
+            super().forward(layer, query[others], key[others], value[others], kv_cache, split.rest, out)
+            if not isinstance(others, slice):
+                output[others] = out
+        tier, decoding = self.tier, _on(split.decoding, query.device)
+        mine, out, index = query[decoding], output[decoding], tier.names[layer.layer_name]
+        rows = len(mine) * tier.n_kv
+        asked, answer = mine.reshape(rows, tier.group, tier.d), out.view(rows, tier.group, tier.d)
+        attend = partial(self.attend, asked, answer, tier.pools[index], split)
+        self.decode(split.step, index, mine, attend, self.scale)
+        if not isinstance(decoding, slice):
+            output[decoding] = out
+        return output
+
+    def attend(
+        self, query: torch.Tensor, out: torch.Tensor, pool: torch.Tensor, split: Split, table: torch.Tensor
+    ) -> None:
+        """The device's kernel: query [row, head of the group, d] reads the pool where the table says; into out."""
+        raise NotImplementedError
+
+
+def _on(where: Any, device: torch.device) -> Any:
+    return where if isinstance(where, slice) else where.to(device)
 
 
 def _beside(metadata: Any, split: Split) -> Any:

@@ -6,7 +6,6 @@ Passes of many tokens read the file through the page cache; requests that decode
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +26,12 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from wakekv.errors import InputError
 from wakekv.mapped import mapped
-from wakekv.vllm.backend import Split, SplitBuilder, checked
+from wakekv.vllm.backend import Split, SplitBuilder, SplitImpl, checked
 from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings
 
-if TYPE_CHECKING:  # they bring numba, which the engine does not bear before its worker has started
-    from wakekv.vllm.rowlog import RowLog
+if TYPE_CHECKING:
     from wakekv.vllm.steps import Step
-    from wakekv.vllm.tier import FastTier
 
 
 class Backend(CPUAttentionBackend):
@@ -85,65 +82,27 @@ class Builder(SplitBuilder, CPUAttentionMetadataBuilder):
         return schedule, starts
 
 
-class Impl(CPUAttentionBackendImpl):
-    tier: FastTier | None = None
-    decode: Callable[..., None] | None = None  # steps.decode on this tier
-    log: RowLog | None = None  # while a request is logged
-
-    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
-        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-        if self.tier is not None:
-            self.tier.note_keys(self.tier.names[layer.layer_name], key, slot_mapping)
-
-    def forward(
-        self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None
-    ) -> torch.Tensor:
-        split = getattr(attn_metadata, "wakekv", None)
-        if split is None:
-            if self.log is not None:
-                n, n_seen = attn_metadata.num_actual_tokens, int(attn_metadata.seq_lens[0])
-                self.log.note(self.tier.names[layer.layer_name], query[:n], key[:n], n_seen, self.scale)
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
-            )
-        if split.others is not None:
-            part = [x[split.others] for x in (query, key, value)]
-            out = output[split.others]  # a view of a slice, a copy of an index
-            super().forward(layer, *part, kv_cache, split.rest, out)
-            if not isinstance(split.others, slice):
-                output[split.others] = out
-        tier, mine = self.tier, query[split.decoding]
-        out = output[split.decoding]
-        index = tier.names[layer.layer_name]
-        keys, values = tier.pools[index].chunk(2, dim=2)
-        rows = len(mine) * tier.n_kv
-        asked = mine.reshape(rows, tier.group, tier.d)
-        answer = out.view(rows, tier.group, tier.d)
+class Impl(SplitImpl, CPUAttentionBackendImpl):
+    def attend(self, query, out, pool, split, table) -> None:
+        keys, values = pool.chunk(2, dim=2)
         schedule, starts = split.kernel
-
-        def attend(table: torch.Tensor) -> None:
-            ops.cpu_attention_with_kv_cache(
-                query=asked,
-                key_cache=keys,
-                value_cache=values,
-                output=answer,
-                query_start_loc=starts,
-                seq_lens=split.step.lengths,
-                scale=self.scale,
-                causal=True,
-                alibi_slopes=None,
-                sliding_window=-1,
-                block_table=table,
-                softcap=self.logits_soft_cap,
-                scheduler_metadata=schedule,
-                s_aux=None,
-                kv_cache_dtype=self.kv_cache_dtype,
-            )
-
-        self.decode(split.step, index, mine, attend, self.scale)
-        if not isinstance(split.decoding, slice):
-            output[split.decoding] = out
-        return output
+        ops.cpu_attention_with_kv_cache(
+            query=query,
+            key_cache=keys,
+            value_cache=values,
+            output=out,
+            query_start_loc=starts,
+            seq_lens=split.step.lengths,
+            scale=self.scale,
+            causal=True,
+            alibi_slopes=None,
+            sliding_window=-1,
+            block_table=table,
+            softcap=self.logits_soft_cap,
+            scheduler_metadata=schedule,
+            s_aux=None,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
 
 
 class InFile(TorchFunctionMode):

@@ -11,7 +11,6 @@ runs on the host, so there are no CUDA graphs: enforce_eager=True.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +30,12 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 
 from wakekv.errors import InputError
-from wakekv.vllm.backend import Split, SplitBuilder, checked
+from wakekv.vllm.backend import Split, SplitBuilder, SplitImpl, checked
 from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from wakekv.vllm.steps import Step
-    from wakekv.vllm.tier import FastTier
 
 
 class Backend(FlashAttentionBackend):
@@ -72,59 +70,26 @@ class Builder(SplitBuilder, FlashAttentionMetadataBuilder):
         return starts, step.lengths.to(self.device), int(step.lengths.max())
 
 
-class Impl(FlashAttentionImpl):
-    tier: FastTier | None = None
-    decode: Callable[..., None] | None = None  # steps.decode on this tier
-
-    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
-        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-        if self.tier is not None:
-            self.tier.note_keys(self.tier.names[layer.layer_name], key, slot_mapping)
-
-    def forward(
-        self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None
-    ) -> torch.Tensor:
-        split = getattr(attn_metadata, "wakekv", None)
-        if split is None:
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
-            )
-        if split.others is not None:
-            others = split.others if isinstance(split.others, slice) else split.others.to(query.device)
-            out = output[others]
-            super().forward(layer, query[others], key[others], value[others], kv_cache, split.rest, out)
-            if not isinstance(others, slice):
-                output[others] = out
-        tier = self.tier
-        decoding = split.decoding if isinstance(split.decoding, slice) else split.decoding.to(query.device)
-        mine, out = query[decoding], output[decoding]
-        index = tier.names[layer.layer_name]
-        halves = tier.pools[index].transpose(1, 2).split(tier.d, dim=-1)
+class Impl(SplitImpl, FlashAttentionImpl):
+    def attend(self, query, out, pool, split, table) -> None:
+        halves = pool.transpose(1, 2).split(query.shape[2], dim=-1)
         keys, values = (canonicalize_singleton_dim_strides(x) for x in halves)
-        rows = len(mine) * tier.n_kv
         starts, lengths, longest = split.kernel
-
-        def attend(table: torch.Tensor) -> None:
-            flash_attn_varlen_func(
-                q=mine.reshape(rows, tier.group, tier.d),
-                k=keys,
-                v=values,
-                out=out.view(rows, tier.group, tier.d),
-                cu_seqlens_q=starts,
-                max_seqlen_q=1,
-                seqused_k=lengths,
-                max_seqlen_k=longest,
-                softmax_scale=self.scale,
-                causal=True,
-                softcap=self.logits_soft_cap,
-                block_table=table,
-                fa_version=self.vllm_flash_attn_version,
-            )
-
-        self.decode(split.step, index, mine, attend, self.scale)
-        if not isinstance(decoding, slice):
-            output[decoding] = out
-        return output
+        flash_attn_varlen_func(
+            q=query,
+            k=keys,
+            v=values,
+            out=out,
+            cu_seqlens_q=starts,
+            max_seqlen_q=1,
+            seqused_k=lengths,
+            max_seqlen_k=longest,
+            softmax_scale=self.scale,
+            causal=True,
+            softcap=self.logits_soft_cap,
+            block_table=table,
+            fa_version=self.vllm_flash_attn_version,
+        )
 
 
 class InPinned(TorchFunctionMode):

@@ -35,7 +35,7 @@ class Remote:
         if self.tier is not None:
             self.tier.release(scheduler_output.finished_req_ids)
             self.tier.release(scheduler_output.preempted_req_ids or ())
-            self.tier.books.preempted += len(scheduler_output.preempted_req_ids or ())
+            self.tier.books["preempted"] += len(scheduler_output.preempted_req_ids or ())
         return super().execute_model(scheduler_output)
 
     def wakekv_books(self) -> dict[str, float]:

@@ -67,8 +67,8 @@ def plan(tier: FastTier, names: Sequence[str], positions: np.ndarray, blocks: np
     )  # fmt: skip
     if not tier.dense.any():
         made.table = table(tier, made, 0)
-    tier.books.steps += 1
-    tier.books.tokens += n
+    tier.books["steps"] += 1
+    tier.books["tokens"] += n
     return made
 
 
@@ -89,16 +89,16 @@ def decode(
     if step.fresh.any():
         _admit(tier, step, layer, query, scale)
         now = clock()
-        books.admit_s, start = books.admit_s + now - start, now
+        books["admit_s"], start = books["admit_s"] + now - start, now
     tier.copy_open(layer, step.seqs, step.open_blocks)
-    books.place_s += clock() - start
+    books["place_s"] += clock() - start
     ranks = bool(step.due.any())
     if ranks and tier.settings.timing == "exact":
         _rank(tier, step, layer, query, scale)
     start = clock()
     attend(step.table if step.table is not None else table(tier, step, layer))
     now = clock()
-    books.attend_s += now - start
+    books["attend_s"] += now - start
     if ranks and tier.settings.timing == "lagged":
         _rank(tier, step, layer, query, scale)
     if (step.newborn >= 0).any():
@@ -108,7 +108,7 @@ def decode(
             tier.dense[layer], tier.page_of, tier.stamp, tier.where, tier.moves,
         )  # fmt: skip
         tier.move(layer, n)
-        books.place_s += clock() - start
+        books["place_s"] += clock() - start
 
 
 def _admit(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: float) -> None:
@@ -120,12 +120,12 @@ def _admit(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: f
             tier.page_of, tier.stamp, tier.where, tier.moves,
         )  # fmt: skip
         tier.move(layer, n)
-        books.admitted += n
+        books["admitted"] += n
     if tier.trims:  # its first choice is by rank, too
         counts = np.zeros(3, np.int64)
         n = _ranked(tier, step, some, layer, query, np.full(len(some), -1), counts, scale)
         tier.move(layer, n)
-        books.admitted += int(counts[2])
+        books["admitted"] += int(counts[2])
         if tier.settings.record:
             for k, i in enumerate(some):
                 sequence = tier.sequences[step.names[i]]
@@ -138,8 +138,8 @@ def _rank(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: fl
     n = _ranked(tier, step, some, layer, query, step.newborn[some], tier.counts, scale)
     now = clock()
     tier.move(layer, n)
-    books.score_s += now - start
-    books.stall_s += clock() - now
+    books["score_s"] += now - start
+    books["stall_s"] += clock() - now
     if tier.settings.record:
         for k, i in enumerate(some):
             tier.sequences[step.names[i]].wants[-1][layer] = (

@@ -6,6 +6,7 @@ fast tier (cpu.py, cuda.py). Nothing here depends on the engine; backend.py brin
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,26 +20,17 @@ from wakekv.vllm.settings import Settings
 NOTHING = np.zeros((0, 0, 0), np.float32)
 
 
-@dataclass
-class Books:
-    """Sums over sequences, layers and KV heads since they were last taken.
-
-    steps     decode steps (of the engine);  tokens: of sequences
-    stall_s   seconds in which a step waited for pages
-    score_s, attend_s, place_s: seconds of ranking, of attention, of open and closed pages
-    admitted  pages moved in as decoding began;  admit_s: how long that took
-    preempted requests that lost their place and begin anew
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    stall_s: float = 0.0
-    score_s: float = 0.0
-    attend_s: float = 0.0
-    place_s: float = 0.0
-    admitted: int = 0
-    admit_s: float = 0.0
-    preempted: int = 0
+BOOKS = {  # sums over sequences, layers and KV heads since they were last taken
+    "steps": "decode steps, of the engine",
+    "tokens": "of sequences",
+    "score_s": "seconds of ranking",
+    "stall_s": "seconds in which a step waited for pages",
+    "attend_s": "seconds of attention",
+    "place_s": "seconds of open and closed pages",
+    "admitted": "pages moved in as decoding began",
+    "admit_s": "how long that took",
+    "preempted": "requests that lost their place and begin anew",
+}
 
 
 @dataclass
@@ -113,7 +105,7 @@ class FastTier:
         self.reversible = settings.policy.reversible
         self.counts = np.zeros(3, np.int64)
         self.page_bytes = self.pool_words[0].shape[1] * 8
-        self.books, self.free, self.sequences = Books(), list(range(n_sequences))[::-1], {}
+        self.books, self.free, self.sequences = Counter(), list(range(n_sequences))[::-1], {}
         self.finished: dict[str, Sequence] = {}
 
     @property
@@ -145,8 +137,8 @@ class FastTier:
                 self.finished[name] = sequence
 
     def take_books(self) -> dict[str, float]:
-        """The books, which start again from nothing, and pages wanted, missed, fetched, and the bytes that moved."""
-        books, self.books = vars(self.books), Books()
+        """BOOKS, which start again from nothing, and pages wanted, missed, fetched, and the bytes that moved."""
+        books, self.books = {name: self.books[name] for name in BOOKS}, Counter()
         books |= zip(("wants", "misses", "fetched"), self.counts.tolist())
         self.counts[:] = 0
         return books | {f"{name}_bytes": books[name] * self.page_bytes for name in ("fetched", "admitted")}
