@@ -29,6 +29,7 @@ NAMES = ("stock", "flexicache", "reactive-r1", "reactive-r16")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
     for name, default in (("contexts", [1024, 2048, 4096, 8128]), ("requests", [1, 2, 4, 8])):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default, help="default: %(default)s")
     for name, default in (("tokens", 32), ("budget", 32), ("repeats", 3), ("reservoir-gib", 2)):
@@ -40,14 +41,14 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     most, longest = max(asked.requests), max(asked.contexts) + asked.tokens
     texts = loads.bundled(tokenizer, most, longest, asked.tokens)
-    about = {"model": asked.model, "dtype": "bfloat16", "hardware": serving.hardware(), "load": texts.source,
+    about = {"model": asked.model, "dtype": asked.dtype, "hardware": serving.hardware(), "load": texts.source,
              "budget": asked.budget, "n_tokens": asked.tokens}  # fmt: skip
     found = json.loads(out.read_text()) if out.exists() else {**about, "rows": []}
     if any(found[name] != value for name, value in about.items()):
         parser.error(f"{out} is of another run: choose another --out, or remove it")
     done = {(row["context"], row["requests"]) for row in found["rows"]}
     table = serving.chosen(NAMES, serving.configurations(asked.budget, "exact"))
-    start = {"dtype": "bfloat16", "max_tokens": longest, "batch": most, "reservoir_gib": asked.reservoir_gib}
+    start = {"dtype": asked.dtype, "max_tokens": longest, "batch": most, "reservoir_gib": asked.reservoir_gib}
     with serving.Pair(folder, **start) as pair:
         if "profile" not in found:
             found["profile"] = serving.profiled(pair, loads.calibration(tokenizer, 1024, 48), asked.budget)
