@@ -233,7 +233,7 @@ def growth(base: Size, policies: list[str], factors: list[int], budgets: list[in
 def measure(options: argparse.Namespace, folder: Path) -> dict:
     big = Size(options.tokens, options.steps, options.heads, options.k, options.wants)
     small = replace(big, tokens=min(5000, big.tokens), steps=min(320, big.steps), heads=min(64, big.heads))
-    base = Size(*(min(most, own) for most, own in zip((16384, 512, 64), (big.tokens, big.steps, big.heads))), 64, 32)
+    base = Size(*(min(most, own) for most, own in zip((16_000, 500, 64), (big.tokens, big.steps, big.heads))), 64, 32)
     policies, repeats = options.policies, options.repeats
     compile_all(folder, policies)
     found = {"memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "ceiling_bytes": options.ceiling}

@@ -17,9 +17,10 @@ READS = 1 << 22  # logged weights of a block, about: a quarter of a gigabyte whi
 
 
 def blocks(path: Path | str, reads: int = READS, **options) -> Iterator[Demand]:
-    """The demand of the log at `path` in blocks of whole KV heads, in order; a shipped log is one block.
+    """The wants of the log at `path` in blocks of whole KV heads, in order; a shipped log is one block, whole.
 
-    The log is opened anew for each block, so that what was mapped of it leaves memory again.
+    Without prompt rows and key means, which take longer to read than a long prompt's wants. The log is opened anew for
+    each block, so that what was mapped of it leaves memory again.
     options: as for `demand` (unit, first_touch, page_tokens, k). Raises what `open_log` and `demand` raise.
     """
     log = open_log(path)
@@ -40,11 +41,11 @@ def simulate(path: Path | str, policy: Policy, budgets=None, convention: str = "
 
 
 def _block(log: Trace, first: int, stop: int, options: dict) -> Demand:
-    """The demand of KV heads first..stop-1 alone."""
+    """The wants of KV heads first..stop-1 alone."""
     heads = slice(first * log.group, stop * log.group)
-    read = {name: getattr(log, name)[heads] for name in ("positions", "weights", "prompt_pages")}
     one_layer = log.manifest | {"model": log.manifest["model"] | {"n_layers": 1}}  # the layers follow below
-    part = replace(log, manifest=one_layer, key_means=log.key_means[first:stop], **read)
-    wants = demand(part, **options)
+    reads = {name: getattr(log, name)[heads] for name in ("positions", "weights")}
+    none = {"prompt_pages": log.prompt_pages[heads, :0], "key_means": log.key_means[first:stop, :, :0]}
+    wants = demand(replace(log, manifest=one_layer, **reads, **none), **options)
     layer = log.layer[heads][:: log.group if wants.unit == "kv_head" else 1]
-    return replace(wants, layer=layer.astype(wants.layer.dtype))
+    return replace(wants, layer=layer.astype(wants.layer.dtype), prompt_rows=None, key_means=None)

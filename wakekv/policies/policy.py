@@ -40,7 +40,7 @@ class Policy:
     What the survey of methods (the paper's Figure 1a) asks of each, as plain class attributes:
     source      where the rule was published
     foresight   is handed the future (Ledger.next_use), as the optimum is; such a policy is `offline`
-    alone       a head's pages depend on no other head's, if the scope is the head: heads can be simulated in blocks
+    alone       a head's pages depend on its own wants only, if the scope is the head: heads can be simulated in blocks
     roles       when heads come to be treated unequally: "offline", "prefill", "decode"; "" if they never are
     withheld    numbers this policy does not get, by their name in Curves, each with the reason a page-level log cannot
                 give it; tables and figures print the reason in place of the number
