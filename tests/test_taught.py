@@ -138,12 +138,14 @@ def test_a_log_too_short_to_learn_from_is_refused(wants):
 def test_no_rule_beats_the_optimum_and_trials_are_averaged(make_trace, orders):
     prompts = [Prompt("made-up", "niah", s, demand(make_trace(k=8, seed=s, n_steps=30), "kv_head")) for s in range(3)]
     rules = {name: [rule] for name, rule in BASELINES.items()} | {"imitated": list(orders), "learned": [orders[1]]}
+    rules["recency again"] = rules["recency"]
     found = taught.contest(prompts, rules, (3, 5))
     best = found[found["policy"] == "optimum"].set_index(["seed", "budget"])["misses"]
     assert all(row.misses >= best[row.seed, row.budget] for row in found.itertuples())
     made = taught.eviction(found, resamples=20)
     own = made.numbers.set_index(["policy", "budget"])
     assert (own["estimate"] <= 1).all() and own.loc[("imitated", 3), "n_seeds"] == 2
+    assert own.loc[("recency again", 3), ["estimate", "cost"]].tolist() == [0, 1]
     each = own.loc[("imitated", 3)]
     assert each["seed_lo"] <= each["estimate"] <= each["seed_hi"]
     assert len(made.shown) == len(rules) - 2

@@ -30,7 +30,8 @@ class Lesson:
     """A training log, step by step: its demand, and of each step what `features` says as it ends.
 
     items int64, values float32 [item, feature] of each step; next_use int32 [item]: the step of the next want
-    scale  float [cost]: what a step costs under recency at each budget on average, by COSTS
+    scale  budget -> float [3]: what a step costs on average under recency: layers that wait, pages fetched, attention
+           weight read late. A reward is minus the mean of the three, each over this: no factor between them is chosen
     """
 
     wants: Demand
@@ -38,10 +39,6 @@ class Lesson:
     values: list[np.ndarray]
     next_use: list[np.ndarray]
     scale: dict[int, np.ndarray]
-
-
-COSTS = ("layers that wait", "pages fetched", "weight read late")  # of a step; a reward is minus their mean, each over
-# what it is under recency: no factor between them is chosen
 
 
 def lesson(wants: Demand, budgets: Sequence[int]) -> Lesson:
@@ -66,8 +63,8 @@ def lesson(wants: Demand, budgets: Sequence[int]) -> Lesson:
 
 
 def teach(
-    lessons: Sequence[Lesson], seed: int = 0, imitate: int = 400, improve: int = 90, span: int = 16, rollouts: int = 4,
-    rate: float = 1e-3, discount: float = 0.8,
+    lessons: Sequence[Lesson], seed: int = 0, imitate: int = 400, improve: int = 150, span: int = 8, rollouts: int = 6,
+    rate: float = 2e-4, discount: float = 0.8,
 ) -> tuple[Learned, Learned]:  # fmt: skip
     """(the order after imitation, the order after the policy gradient). The same seed gives the same orders.
 
@@ -82,9 +79,7 @@ def teach(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(len(FEATURES), HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1, bias=False))
-    sample = np.concatenate(
-        [of[i][:: 1 + len(of[i]) // 200] for of in (x.values for x in lessons) for i in range(len(of))]
-    )
+    sample = np.concatenate([own[:: 1 + len(own) // 200] for of in lessons for own in of.values])
     mean, scale = sample.mean(0), sample.std(0) + 1e-3
 
     def score(values: np.ndarray) -> torch.Tensor:
@@ -98,10 +93,11 @@ def teach(
         first = int(rng.integers(earliest, of.wants.n_steps - span + 1))
         start = _resident(of, score, first, budget)
         drawn = [_roll(of, score, first, first + span, budget, start, generator) for _ in range(rollouts)]
-        cost = np.array([costs for _, costs in drawn])
-        for t in range(cost.shape[1] - 2, -1, -1):
-            cost[:, t] += discount * cost[:, t + 1]
-        better = (cost.sum(0) - cost) / (rollouts - 1) - cost  # than the other roll-outs, [roll-out, step]
+        costs = np.array([own for _, own in drawn])  # [roll-out, step]
+        after = np.zeros_like(costs)  # what a step's evictions bring about: costs of later steps
+        for t in range(costs.shape[1] - 1, 0, -1):
+            after[:, t - 1] = costs[:, t] + discount * after[:, t]
+        better = (after.sum(0) - after) / (rollouts - 1) - after  # than the other roll-outs
         adam.zero_grad()
         _log_odds(drawn, better / (better.std() + 1e-9), score).backward()
         adam.step()
@@ -184,10 +180,7 @@ def _log_odds(drawn, better: np.ndarray, score) -> torch.Tensor:
 
 
 def _as_policy(net: nn.Sequential, mean: np.ndarray, scale: np.ndarray) -> Learned:
-    inner, outer = net[0], net[2]
-    parts = inner.weight.T, inner.bias, outer.weight[0]
-    return Learned(
-        mean=mean,
-        scale=scale,
-        **dict(zip(("inner", "inner_bias", "outer"), (p.detach().numpy().copy() for p in parts))),
+    inner, inner_bias, outer = (
+        part.detach().numpy().copy() for part in (net[0].weight.T, net[0].bias, net[2].weight[0])
     )
+    return Learned(mean=mean, scale=scale, inner=inner, inner_bias=inner_bias, outer=outer)

@@ -153,9 +153,10 @@ class _Asked:
 def closed(found: pd.DataFrame, resamples: int = stats.RESAMPLES) -> pd.DataFrame:
     """How far from recency to the optimum each policy goes, over the prompts of a model and regime; nothing where the
     two are closer than 0.001 of the wants, as there is no way to go. Columns: policy, model, regime, budget, miss_rate,
-    the way (estimate, lo, hi, n, ...: intervals over prompts, misses being means over
-    trials), and the least and the most of any trial (seed_lo, seed_hi; n_seeds)."""
+    the way (estimate, lo, hi, n, ...: intervals over prompts, misses being means over trials), and the least and the
+    most of any trial (seed_lo, seed_hi; n_seeds); cost: what a reward is made of, over recency's (see `_costs`)."""
     group, rows = ["model", "regime", "budget"], []
+    cost = found.assign(cost=_costs(found)).groupby([*group, "policy"])["cost"].mean()
     wide = found.pivot_table(index=[*group, "seed"], columns=["policy", "trial"], values="misses", sort=False)
     wants = found[found["policy"] == PAPER].set_index([*group, "seed"])["wants"]
     for at, misses in wide.groupby(level=group, sort=False):
@@ -168,10 +169,18 @@ def closed(found: pd.DataFrame, resamples: int = stats.RESAMPLES) -> pd.DataFram
             sums = np.column_stack([paper, own.mean(axis=1), best])
             each = [float(_way(np.array([paper.sum(), own[trial].sum(), best.sum()]))) for trial in own]
             rate = own.mean(axis=1).sum() / asked
-            rows.append({"policy": policy, **dict(zip(group, at)), "miss_rate": rate,
+            rows.append({"policy": policy, **dict(zip(group, at)), "miss_rate": rate, "cost": cost[(*at, policy)],
                          **stats.bootstrap(sums, _way, resamples=resamples).row(),
                          "seed_lo": min(each), "seed_hi": max(each), "n_seeds": len(each)})  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _costs(found: pd.DataFrame) -> np.ndarray:
+    """float [row]: mean of steps that wait, pages fetched and weight read late, each over recency's on that prompt."""
+    which, what = ["model", "regime", "seed", "budget"], ["stall_steps", "fetched", "missed_weight"]
+    paper = found[found["policy"] == PAPER].set_index(which)[what]
+    same = paper.loc[pd.MultiIndex.from_frame(found[which])].to_numpy(float)
+    return (found[what].to_numpy(float) / np.maximum(same, 1e-9)).mean(axis=1)
 
 
 def _way(total: np.ndarray) -> np.ndarray:
