@@ -2,7 +2,7 @@
 # make smoke       the same in minutes, tiny
 # make test        the tests
 # make test-vllm   the tests of the plugin in the real engine, in an environment of its own (.venv-vllm, 3.4 GB)
-# make test-vllm-long   eight prompts of 2k to 4k tokens there, too: five minutes
+# make test-vllm-long   eight prompts of 2k to 4k tokens there, too: ten minutes
 # make lint        format and lint, changing nothing
 # make reference   maintainers: make the results of the default run those that the repository shows
 # make reproduce-doc   run every block of REPRODUCE.md, in smoke mode: a quarter of an hour

@@ -79,7 +79,7 @@ def test_its_wants_replayed_by_the_simulator_give_its_misses(rule, ours, texts, 
     assert books["tokens"] == 3 * 39 and books["wants"] == sum(demand.n_wants for demand in demands)
 
 
-@pytest.mark.skipif("WAKEKV_LONG" not in os.environ, reason="five minutes: make test-vllm-long")
+@pytest.mark.skipif("WAKEKV_LONG" not in os.environ, reason="ten minutes: make test-vllm-long")
 def test_eight_long_prompts_have_the_text_of_the_untouched_engine(model, tmp_path):
     """2048 to 4032 tokens, 32 more of each, every rule; four at a time, so that all pages of all heads fit in 2 GB."""
     rows = passages(transformers.AutoTokenizer.from_pretrained(model), 8, 4032).tolist()
