@@ -7,14 +7,15 @@ import math
 import pytest
 import tiny
 import torch
-from test_tiers import FULL, MODEL, N_VOCAB, PROMPT, ROOM, START, TOKENS
+from test_tiers import FULL, MODEL, N_VOCAB, PROMPT, ROOM, SPLITTER, START, TOKENS
 
 from wakekv import quality
 from wakekv.errors import InputError
-from wakekv.tiers import Sentences, Splitter
+from wakekv.tiers import Sentences, Splitter, TieredCache
 from wakekv.tiers.codes import BITS, coded, mixture, pack, product, unpack
 from wakekv.tiers.merging import Codebook, Directions, Layered, Merged
 from wakekv.tiers.quantised import LAYOUTS, Quantised
+from wakekv.tiers.recall import RECALLS
 from wakekv.tiers.rope import Rope
 
 ROPE = Rope(MODEL)
@@ -200,10 +201,26 @@ def test_a_merged_entry_is_the_mean_of_its_tokens_and_counts_as_many():
     torch.testing.assert_close(shelf.values.sum(1), values, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "tier",
+    [
+        *(Sentences(SPLITTER, 0.5, 2, recall) for recall in RECALLS),
+        Quantised(4, group=8, promote=0.5),
+        Codebook(ROPE),
+        Merged(ROPE),
+    ],
+    ids=[*RECALLS, "quantised", "codebook", "merged"],
+)
+def test_a_text_can_begin_with_one_token_and_grow(tier):
+    cache = TieredCache(MODEL.config, tier, **ROOM)
+    with torch.inference_mode(), cache.attached(MODEL):
+        logits = [MODEL(torch.tensor([[token]]), past_key_values=cache).logits[0, -1] for token in TOKENS[:50]]
+    assert torch.isfinite(torch.stack(logits)).all() and cache.get_seq_length() == len(cache.ids) == 50
+
+
 def test_layers_can_have_tiers_of_their_own():
     deep = Sentences(Splitter(N_VOCAB, least=1, longest=1), 0.05, 4, "none")
     cache, logits = fed(Layered(Merged(ROPE), deep, 1))
     kinds = [type(shelf).__name__ for _, shelf in sorted(cache.steps.shelves.items())]
     assert kinds == ["MergedShelf", "SentenceShelf", "SentenceShelf"] and torch.isfinite(logits).all()
     assert not cache.tier.returns and cache.tiers()["gone"] > 0
-    assert ROOM["page"] == 4

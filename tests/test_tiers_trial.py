@@ -86,6 +86,11 @@ def test_eight_bits_are_near_and_two_are_promoted_for_the_better(found):
     assert len(found["shares"]) == 3 and 0.5 < found["overlap"] <= 1
 
 
+def test_families_can_be_tried_apart_but_for_pages():
+    with pytest.raises(InputError, match="as many bytes as sentences held"):
+        trial.contest(None, seed=0, length=9, n_tokens=9, thresholds=(), at=0.1, families=("pages", "codes"))
+
+
 def test_a_text_that_is_too_short_is_refused(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("One two three four. Five six seven. Eight nine ten eleven twelve. Thirteen.")

@@ -150,11 +150,16 @@ class Bench:
         return self._one("foreseen", "foreseen", {**asked, "budget": s.pool_budgets[-1]})
 
     def tiers(self) -> list[dict]:
-        """What `tiers.trial.contest` returns, of each passage."""
-        s = self.sizes
+        """What `tiers.trial.contest` returns, of each passage, and of two families of methods at a time."""
+        s, parts = self.sizes, {"exact": ("sentences", "pages"), "less": ("codes", "merging")}
         asked = {"length": s.tier_length, "n_tokens": s.tier_tokens, "thresholds": s.tier_thresholds, "at": 0.02}
         asked["window"] = s.tier_window
-        return self._all("tiers", {f"tiers_s{seed}": {"seed": seed, **asked} for seed in s.tier_seeds})
+        jobs = {
+            f"tiers_s{seed}_{name}": {"seed": seed, "families": families, **asked}
+            for seed in s.tier_seeds
+            for name, families in parts.items()
+        }
+        return self._all("tiers", jobs)
 
     @property
     def about(self) -> str:

@@ -130,7 +130,7 @@ def retrieval(found: Sequence[Mapping]) -> Table:
 
 def sharing(found: Sequence[Mapping]) -> pd.DataFrame:
     """layer, keys, values: directions a token in SpindleKV's codebook, mean over passages."""
-    shares = np.mean([one["shares"] for one in found], axis=0)
+    shares = np.mean([one["shares"] for one in found if "shares" in one], axis=0)
     return pd.DataFrame({"layer": range(len(shares)), "keys": shares[:, 0], "values": shares[:, 1]})
 
 

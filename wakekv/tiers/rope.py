@@ -25,7 +25,7 @@ class Rope:
         self.rotary = rotary
 
     def turned(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """x [..., token, d] rotated to its positions, int64 [token] or [..., token]."""
+        """x [row, token, d] rotated to its positions, int64 [token] or [row, token]."""
         cos, sin = self._at(x, position)
         return x * cos + _half(x) * sin
 
@@ -36,11 +36,10 @@ class Rope:
         return (x * cos - _half(x) * sin) / (cos**2 + sin**2)
 
     def _at(self, x: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = self.rotary(x, position.reshape(-1, position.shape[-1]))
-        shape = (*position.shape, x.shape[-1])
+        cos, sin = self.rotary(x, position[None] if position.ndim == 1 else position)
         if cos.shape[-1] != x.shape[-1]:
             raise InputError(f"this model rotates {cos.shape[-1]} of {x.shape[-1]} numbers of a key only")
-        return cos.view(shape), sin.view(shape)
+        return cos, sin
 
 
 def _half(x: torch.Tensor) -> torch.Tensor:

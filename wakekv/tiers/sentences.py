@@ -29,10 +29,10 @@ class Sentences:
     threshold  a sentence is demoted by a KV head once its a* is below this: the largest attention weight that any query
                of the head's group gave any token of the sentence in the last `window` steps (SpindleKV, arXiv
                2507.06517, pooled over the group and the sentence). What is not over yet, and the open page, stay
-    batch      a KV head demotes only once so many sentences are due (the recipe for small memory: 4)
     recall     how it comes back: a key of RECALLS
     index      where vectors are kept: a key of INDEXES;  vector_bits: 32, or 8
     stand_in   a demoted sentence of n tokens is attended to as n tokens of its mean key and mean value
+    batch      a KV head demotes only once so many sentences are due (the recipe for small memory: 4)
     audit      count misses: (KV head, sentence)s that a step would weigh by the threshold or more, and has not. That
                reads all keys, at every step
     """
@@ -40,11 +40,11 @@ class Sentences:
     splitter: Splitter
     threshold: float = 0.02
     window: int = 32
-    batch: int = 1
     recall: str = "exact"
     index: Literal["torch", "faiss"] = "torch"
     vector_bits: int = 32
     stand_in: bool = False
+    batch: int = 1
     audit: bool = False
 
     def __post_init__(self):
@@ -84,12 +84,13 @@ class SentenceShelf:
         )
         self.n_tokens = self.n_units = self.step = 0
         self.resident, self.last = keys.new_ones(rows, 0, dtype=torch.bool), keys.new_zeros(rows, 0, dtype=torch.int64)
+        self.unit_of = self.sizes = self.last[0]
         self.means, self.mean_values = keys.float(), values.float()
         self.digests = layer.digests[:, :0]
         self._queries: list[torch.Tensor] = []  # of the sentence that is being written
         self._read: torch.Tensor | None = None  # [row, sentence + 1]: this step's largest weights
         self._catch_up()
-        self.centre = self.means.mean(1)
+        self.centre = self.means.mean(1).nan_to_num()  # a prompt without a whole sentence has none
 
     def _catch_up(self) -> None:
         """Take in the pages that were closed since."""

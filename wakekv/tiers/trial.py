@@ -42,8 +42,11 @@ PAGES: dict[str, Policy] = {  # policies of whole pages; G-KV's own interval of 
 }
 
 
+FAMILIES = ("sentences", "pages", "codes", "merging")
+
+
 class Key(NamedTuple):
-    """A method of a family, at a threshold where it has one."""
+    """A method of one of FAMILIES, at a threshold where it has one."""
 
     family: str
     method: str
@@ -105,11 +108,12 @@ def contest(
     n_tokens: int,
     thresholds: Sequence[float],
     at: float,
+    families: Sequence[str] = FAMILIES,
     window: int = 32,
     page: int = 16,
     path: str | None = None,
 ) -> dict[str, Any]:
-    """One text of `length` tokens, then `window` more to fill that of a*, then n_tokens that count.
+    """Families of methods on one text: `length` tokens, `window` more to fill that of a*, and n_tokens that count.
 
     text      where it is from, its first sentences, and how many it has
     rows      one a method and threshold: residency (bytes on the fast tier, index and codes included, as a share of the
@@ -119,7 +123,11 @@ def contest(
     memory    method -> bytes on the fast tier after each token, from the first one decoded, at the one threshold
     shares    of each layer, directions a token of keys and of values (Codebook)
     overlap   of the 8 best sentences, the share that 8-bit vectors find too
+
+    Pages get the bytes that reactive sentences held, so they need those at their side. InputError where they have not.
     """
+    if "pages" in families and "sentences" not in families:
+        raise InputError("pages are given as many bytes as sentences held: try both families together")
     model, total = loaded.model, length + window + n_tokens
     name, ids = passage(loaded.tokenizer, seed, total + 1, path)
     splitter = Splitter(len(loaded.tokenizer), ends_of(loaded.tokenizer))
@@ -142,7 +150,7 @@ def contest(
                 found["rows"].append(about | _row(key, cache, fed, full))
                 yield key, cache
 
-    for key, cache in tried(chosen, lambda key: start.again(chosen[key])):
+    for key, cache in tried((key for key in chosen if key.family in families), lambda key: start.again(chosen[key])):
         if key.threshold == at and key.method in ("none", "dot", "exact"):
             found["memory"][key.method] = [_fast(sizes) for sizes in cache.history]
         shelves = [cache.steps.shelves[layer.index] for layer in cache.paged]
@@ -150,6 +158,8 @@ def contest(
             found["shares"] = [shelf.shares() for shelf in shelves]
         if key == ("sentences", "dot", at):
             found["overlap"] = float(np.mean([overlap(shelf.mean_query, shelf.means, 8) for shelf in shelves]))
+    if "pages" not in families:
+        return found
     held = {
         row["threshold"]: row["fast_bytes"] + row["index_bytes"] for row in found["rows"] if row["method"] == "exact"
     }
