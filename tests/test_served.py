@@ -23,11 +23,13 @@ def found(tmp_path):
 def test_ratios_are_taken_within_a_repeat_and_table_2_stands_beside_what_was_published(found):
     rates = served.rates(found).set_index("configuration")
     assert rates.loc["reactive-r1", "decode_vs_stock"] == 2 and rates.loc["reactive-r16", "decode_vs_flexi"] == 3
-    predicted = {"misses": {"reactive-r1": 6.5}, "step_s": {"reactive-r1": 2.25}}
+    predicted = {"misses": {"reactive-r1": 7.0, "destructive": 9.0}}
     table = served.table_2(found, table2.published(), predicted).set_index("configuration")
     assert table.loc["reactive-r1", "published"] == 1.34 and table.loc["flexicache", "published"] == 1.0
-    assert table.loc["reactive-r1", "decode, predicted"] == 2.0
-    assert table.loc["reactive-r1", "misses a step, predicted"] == 6.5
+    assert table.loc["reactive-r1", "decode, predicted"] == table.loc["reactive-r1", "decode, measured"] == 1.5
+    assert (
+        table.loc["reactive-r1", "misses a step, predicted"] == table.loc["reactive-r1", "misses a step, measured"] == 7
+    )
     assert tuple(table.loc["reactive-r1", ["points of 100", "stock's points"]]) == (20.0, 40.0)
     parts = served.parts(found)
     assert parts.groupby("configuration")["ms"].sum()["reactive-r1"] == pytest.approx(3000)
@@ -58,16 +60,17 @@ def test_a_thinned_demand_wants_what_the_whole_one_does_at_every_rth_step():
     ]
 
 
-def test_the_prediction_charges_ranking_by_r_and_waiting_by_the_misses_that_a_replay_counts():
-    strict = {"step_s": 10.0, "score_s": 4.0, "stall_s": 2.0, "misses": 0.5}
-    found = served.predict([WANTS], 2, strict)
+def test_the_prediction_counts_what_a_replay_does_and_charges_ranking_by_r_and_waiting_by_the_misses():
     from wakekv.policies import POLICIES
     from wakekv.replay import replay
 
-    for every in served.EVERY:
-        misses = replay(served.thinned(WANTS, every), POLICIES["reactive"], 2).misses[0] / 4
-        assert found["misses"][f"reactive-r{every}"] == misses
-        assert found["step_s"][f"reactive-r{every}"] == pytest.approx(4.0 + 4.0 / every + 4.0 * misses)
+    misses = served.predict([WANTS], 2)
+    for name, every in served.RANKS.items():
+        policy = POLICIES["evict" if name == "destructive" else "reactive"]
+        assert misses[name] == replay(served.thinned(WANTS, every), policy, 2).misses[0] / 4
+    steps = served.foreseen(misses, {"step_s": 10.0, "score_s": 4.0, "stall_s": 2.0, "misses": 0.5})
+    assert steps["reactive-r4"] == pytest.approx(4.0 + 4.0 / 4 + 4.0 * misses["reactive-r4"])
+    assert steps["destructive"] == 8.0
 
 
 def test_growth_is_the_ratio_within_a_repeat_by_context_and_requests():

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GROWTH = ROOT / "benchmarks" / "results" / "growth.json"  # benchmarks/growth.py
 RECORDED = ROOT / "benchmarks" / "results" / "system-cpu"  # a sweep that was run once, with its hardware in each file
 EVERY = (1, 2, 4, 8, 16)
+RANKS = {f"reactive-r{every}": every for every in EVERY} | {"destructive": 1}  # every how many steps each ranks
 PARTS = {  # of a decode step: what the plugin times, by its books
     "score_s": "ranking",
     "stall_s": "waiting for pages",
@@ -99,6 +100,9 @@ def table_2(found: Mapping[str, Mapping], published: Sequence[Mapping], predicte
     (against flexicache, and decoding alone), and as predicted for decoding here from what one run wanted."""
     ours = rates(found).set_index("configuration")
     said = {f"reactive-r{row['rerank']}": row for row in published[1:]} | {"flexicache": published[0]}
+    strict = {key: x["median"] for key, x in found.get("reactive-r1", {}).get("summary", {}).items()}
+    misses = (predicted or {}).get("misses", {}) if strict else {}
+    steps = foreseen(misses, strict) if misses else {}
     rows = []
     for name in ours.index:
         row = ours.loc[name]
@@ -107,8 +111,7 @@ def table_2(found: Mapping[str, Mapping], published: Sequence[Mapping], predicte
         line |= {"whole, measured": row.get("whole_vs_flexi"), "decode, measured": row.get("decode_vs_flexi")}
         line |= {"decode CPU, measured": row.get("decode_cpu_vs_flexi")}
         line["misses a step, measured"] = _median(found[name], "misses")
-        line["misses a step, predicted"] = (predicted or {}).get("misses", {}).get(name)
-        step = (predicted or {}).get("step_s", {}).get(name)
+        line["misses a step, predicted"], step = misses.get(name), steps.get(name)
         base = _median(found["flexicache"], "step_s") if "flexicache" in found else None
         line["decode, predicted"] = base / step if base and step else None
         line |= {"KL from dense": row["kl"], "same next token": row["agreement"]}
@@ -155,26 +158,27 @@ def thinned(demand: Demand, every: int) -> Demand:
     return Demand(**fields | {"ptr": ptr, "page": demand.page[keep], "weight": demand.weight[keep]})
 
 
-def predict(demands: Sequence[Demand], budget: int, strict: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """What the simulator expects of reactive at every R, and of destructive, from the wants of one run at R = 1.
-
-    strict: that run's medians (step_s, score_s, stall_s, misses, of a step). misses: a step, over layers, KV heads and
-    requests; step_s: ranking in one step of R, waiting in proportion to the misses, all else as it was.
-    """
+def predict(demands: Sequence[Demand], budget: int) -> dict[str, float]:
+    """The misses of a step, over layers, KV heads and requests, that the simulator expects of RANKS, from the wants of
+    one run at R = 1."""
     from wakekv.policies import POLICIES
     from wakekv.simulate import curves
 
-    base = strict["step_s"] - strict["score_s"] - strict["stall_s"]
-    each = strict["stall_s"] / max(strict["misses"], 1e-9)
-    misses, step_s = {}, {}
-    for name, policy, every in [
-        *((f"reactive-r{every}", "reactive", every) for every in EVERY), ("destructive", "evict", 1)
-    ]:  # fmt: skip
-        found = [curves(thinned(demand, every), POLICIES[policy], [budget]) for demand in demands]
+    misses = {}
+    for name, every in RANKS.items():
+        policy = POLICIES["evict" if name == "destructive" else "reactive"]
+        found = [curves(thinned(demand, every), policy, [budget]) for demand in demands]
         misses[name] = float(sum(x.misses[0] for x in found)) / demands[0].n_steps
-        waits = misses[name] * each if policy == "reactive" else 0.0
-        step_s[name] = base + strict["score_s"] / every + waits
-    return {"misses": misses, "step_s": step_s}
+    return misses
+
+
+def foreseen(misses: Mapping[str, float], strict: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a step of each configuration in `misses`, from the medians of the one at R = 1 (step_s, score_s,
+    stall_s, misses): ranking in one step of R, waiting in proportion to the misses, all else as it was."""
+    rest = strict["step_s"] - strict["score_s"] - strict["stall_s"]
+    each = strict["stall_s"] / max(strict["misses"], 1e-9)
+    waits = {name: 0.0 if name == "destructive" else each * n for name, n in misses.items()}
+    return {name: rest + strict["score_s"] / RANKS[name] + waits[name] for name in misses}
 
 
 def _median(row: Mapping, name: str) -> float | None:

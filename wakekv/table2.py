@@ -16,7 +16,6 @@ from typing import Any
 from wakekv import loads, served, serving
 from wakekv.errors import InputError, lookup
 from wakekv.files import writable, write_json
-from wakekv.loads import Load
 from wakekv.serving import Pair
 from wakekv.vllm.engine import VERSION
 
@@ -109,17 +108,9 @@ def sweep(
             tokenizer=tokenizer, say=say,
         )  # fmt: skip
         if "reactive-r1" in table and not (out / "predicted.json").exists():
-            predicted(arms, table["reactive-r1"], load, found["reactive-r1"], out)
+            demands = arms.demands(table["reactive-r1"], load)  # one more run, recorded
+            write_json(out / "predicted.json", {"misses": served.predict(demands, run.budget)})
     return found
-
-
-def predicted(engine: Any, settings: Any, load: Load, measured: Any, out: Path) -> None:
-    """What the simulator expects of the other configurations, from one more run of R = 1 that is recorded."""
-    from wakekv.served import predict
-
-    demands = engine.demands(settings, load)
-    medians = {name: x["median"] for name, x in measured["summary"].items()}
-    write_json(out / "predicted.json", predict(demands, settings["budget"], medians))
 
 
 def profile(engine: Any, tokenizer: Any, run: Run, out: Path) -> list[int]:
