@@ -56,7 +56,7 @@ def tier_answers(found: Sequence[Mapping], about: str) -> Picture:
     table = (
         table.groupby(tiered.KEY, sort=False, dropna=False)[["residency", "kl_mean", "kl_last"]].mean().reset_index()
     )
-    figure = canvas(8, 3.9, about)
+    figure = canvas(8, 4.8, about)
     grid = figure.subplots(1, 2, sharey=True, sharex=True)
     for axes, (what, title) in zip(grid, (("kl_mean", "all tokens that count"), ("kl_last", "the last 32"))):
         axes.axhspan(1e-6, tiered.KL, xmax=tiered.RESIDENCY, color="0.93", zorder=0)
