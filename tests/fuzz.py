@@ -49,6 +49,7 @@ PIECES = [b"\0", b"\xff", b"NaN", b"1e999", b"[" * 5000, b"&a [*a, *a]", b"\xed\
 CLAIMS, RULES = load_claims(), load_rules()
 KNOWN = (tokenize.TokenError,)  # of numpy, for some damaged heads of .npy files of whole logs
 LIMIT_S, LIMIT_MB = 60, 3000  # that one input may take, on a machine that may be busy
+MOST = 10_000  # values of a text that may be changed
 MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 
 
@@ -163,7 +164,7 @@ def _tree(text: bytes, rng: random.Random, load: Callable, dump: Callable) -> by
         holders = [(whole, "")]
         for holder, key in holders:
             value = holder[key]
-            if isinstance(value, (dict, list)):
+            if isinstance(value, (dict, list)) and len(holders) < MOST:  # what names itself has no end
                 holders += [(value, k) for k in (value if isinstance(value, dict) else range(len(value)))]
         holder, key = rng.choice(holders)
         if rng.random() < 0.2 and holder is not whole:
@@ -225,8 +226,9 @@ def guided(root: Path, seconds: int, seed: int, found: Path) -> None:
     corpus.mkdir()
     for i, data in enumerate(seeds(root)):
         (corpus / str(i)).write_bytes(data)
-    flags = {"max_total_time": seconds, "timeout": LIMIT_S, "rss_limit_mb": LIMIT_MB, "seed": seed, "max_len": 1 << 16,
-             "print_final_stats": 1, "verbosity": 0, "artifact_prefix": f"{found}/"}  # fmt: skip
+    flags = {"max_total_time": seconds, "timeout": LIMIT_S, "report_slow_units": LIMIT_S, "rss_limit_mb": LIMIT_MB,
+             "seed": seed, "max_len": 1 << 16, "print_final_stats": 1, "verbosity": 0,
+             "artifact_prefix": f"{found}/"}  # fmt: skip
     atheris.Setup(
         [sys.argv[0], *(f"-{name}={value}" for name, value in flags.items()), str(corpus)],
         lambda data: run(root, data) and None,
