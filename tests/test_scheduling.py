@@ -90,21 +90,22 @@ def test_signs_are_of_the_past_alone(make_trace):
 def test_costs_come_back_from_steps_made_of_them():
     rng = np.random.default_rng(0)
     rows = [
-        {"requests": n, "pages": p, "ranked": r, "step_s": COSTS.compute(n, p, r), "prefill_s": 0.001}
+        {"requests": n, "pages": p, "ranked": r, "step_s": COSTS.compute(n, p, r)}
         for n, p, r in zip(rng.integers(1, 9, 12), rng.integers(1000, 90000, 12), rng.integers(0, 90000, 12))
     ]
-    found, error = calibrate(rows, 4096, 1e8, 1e-4)
+    found, error = calibrate(rows, 0.001, 4096, 1e8, 1e-4)
     assert error < 1e-6
     for name, value in vars(COSTS).items():
         assert getattr(found, name) == pytest.approx(value, rel=1e-4), name
     with pytest.raises(InputError, match="four costs"):
-        calibrate(rows[:3], 4096, 1e8, 1e-4)
+        calibrate(rows[:3], 0.001, 4096, 1e8, 1e-4)
 
 
 def test_the_measured_steps_are_there_and_a_fit_of_them_is_of_their_size():
     rows = priced.rows()
-    found, error = calibrate(rows, 4096, 25e9, 20e-6)
-    assert len(rows) > 12 and error < 0.5 and found.page_s > 0 and found.prefill_s > 0
+    found, error = calibrate(rows, priced.prompt_token(), 4096, 25e9, 20e-6)
+    assert len(rows) > 12 and len({row["requests"] for row in rows}) > 2
+    assert error < 0.5 and found.page_s > 0 and found.prefill_s > 0
 
 
 def test_hidden_states_take_more_where_query_heads_share_keys():

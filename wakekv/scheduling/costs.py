@@ -11,10 +11,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 from wakekv.errors import InputError
-from wakekv.served import RECORDED, load
+from wakekv.served import GROWTH, RECORDED, load
 
-BENCHMARK = RECORDED.parent / "vllm-bfloat16.json"  # in the precision of the sweep
 KV_HEADS, PAGE = 90, 16  # of the engine's runs: smollm2-135m
+RANKED = {"stock": None, "reactive-r1": 1, "reactive-r16": 16}  # configuration -> steps between rankings, None: none
 
 
 @dataclass(frozen=True)
@@ -57,53 +57,43 @@ class Costs:
         return replace(self, **sped, prefill_s=self.prefill_s / prompts)
 
 
-def rows(sweep: Path | str = RECORDED, benchmark: Path | str = BENCHMARK) -> list[dict]:
-    """Measured decode steps of the engine: requests, pages attended to and ranked in a step, step_s (CPU seconds), and
-    prefill_s a prompt token (wall; None from the benchmark, whose repeats find their prefixes cached). From the sweep's
-    files and the benchmark's, which say on what they ran."""
-    found = []
-    for row in load(sweep).values():
-        settings = row["settings"] or {}
-        found += [_row(one, row["requests"], row["length"] + row["n_tokens"] / 2, settings.get("budget"),
-                       settings.get("every"), row["length"])
-                  for one in row["repeats"] if settings.get("mode", "reactive") == "reactive"]  # fmt: skip
-    asked = json.loads(Path(benchmark).read_text(encoding="utf-8"))
-    budget, tokens = asked["asked"]["budget"], asked["asked"]["tokens"]
-    for measured in asked["measured"]:
-        for name, every in (("stock", None), ("r1", 1), ("r16", 16)):
-            found += [_row(one, asked["asked"]["requests"], measured["context"] + tokens / 2,
-                           budget if every else None, every, None)
-                      for one in measured["rows"][name]]  # fmt: skip
-    return found
+def rows(growth: Path | str = GROWTH) -> list[dict]:
+    """Measured decode steps of the engine, of benchmarks/growth.py: one machine, one precision, several contexts and
+    numbers of requests. A dict each: requests, pages attended to and ranked in a step, step_s (CPU seconds)."""
+    found = json.loads(Path(growth).read_text(encoding="utf-8"))
+    made = []
+    for row in (row for row in found["rows"] if row["configuration"] in RANKED):
+        every, heads = RANKED[row["configuration"]], row["requests"] * KV_HEADS
+        pages = (row["context"] + found["n_tokens"] / 2) / PAGE
+        made.append({
+            "requests": row["requests"],
+            "pages": heads * (found["budget"] if every else pages),
+            "ranked": heads * pages / every if every else 0.0,
+            "step_s": row["step_cpu_s"],
+        })  # fmt: skip
+    return made
 
 
-def _row(
-    one: Mapping, requests: int, context: float, budget: int | None, every: int | None, prompt: int | None
-) -> dict:
-    pages = context / PAGE
-    return {
-        "requests": requests,
-        "pages": requests * KV_HEADS * (budget or pages),
-        "ranked": requests * KV_HEADS * pages / every if every else 0.0,
-        "step_s": one["step_cpu_s"],
-        "prefill_s": one["prefill_s"] / (requests * prompt) if prompt else None,
-    }
+def prompt_token(sweep: Path | str = RECORDED) -> float:
+    """Seconds of a prompt token: the least of all runs of a sweep, as it tells wall seconds on a machine that others
+    used (benchmarks/growth.py times decoding alone)."""
+    return min(
+        one["prefill_s"] / (row["requests"] * row["length"]) for row in load(sweep).values() for one in row["repeats"]
+    )
 
 
-def calibrate(found: Sequence[Mapping], page_bytes: int, bytes_per_s: float, latency_s: float) -> tuple[Costs, float]:
-    """(costs, typical relative error of a step) by non-negative least squares on relative errors.
-
-    Prefill is told in wall seconds only, on a machine that others used: the least of all runs is taken. InputError for
-    fewer than four measured steps.
-    """
+def calibrate(
+    found: Sequence[Mapping], prefill_s: float, page_bytes: int, bytes_per_s: float, latency_s: float
+) -> tuple[Costs, float]:
+    """(costs, typical relative error of a step): of `rows` by non-negative least squares on relative errors; the rest
+    as given. InputError for fewer than four measured steps."""
     if len(found) < 4:
-        raise InputError(f"{len(found)} measured steps cannot settle four costs: measure more (benchmarks/vllm.py)")
+        raise InputError(f"{len(found)} measured steps cannot settle four costs: measure more (benchmarks/growth.py)")
     step = np.array([row["step_s"] for row in found])
     parts = np.array([[1.0, row["requests"], row["pages"], row["ranked"]] for row in found])
     scale = parts.max(0)
     fitted = nnls(parts / scale / step[:, None], np.ones(len(step)))[0] / scale
     error = float(np.median(np.abs(parts @ fitted / step - 1)))
-    prefill_s = min(row["prefill_s"] for row in found if row["prefill_s"])
     return Costs(*map(float, fitted), prefill_s, page_bytes, bytes_per_s, latency_s), error
 
 
