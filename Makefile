@@ -10,14 +10,27 @@
 # make torture     the cache through 10^6 appends, wants, fetches that fail or not, trims, reorders and resets: a quarter of an hour
 # make malformed   every malformed input again, and the table of what is said of each
 # make kills       what can be gone on with, killed twenty times each and in the end compared byte by byte: ten minutes
+# make fuzz        any bytes in place of what is read, for SECONDS=3600
+# make load        the cache through STEPS=50000 decode steps, and ten recordings in a row
+# make mutants     would the tests notice a changed operator? N=20 changes of each module
+# make numerics    one prompt recorded in float16, bfloat16 and float32, and what differs
+# make coverage    lines of the core that its tests run
+# make supply      what the locks bring in: hashes compared, licences, bill of materials, known vulnerabilities (network)
 # make clean       forget runs and caches; the environment stays (rm -r .venv for that)
 #
-# Each makes the environment first, from requirements.lock; once that is there nothing here needs the network but the model's download.
+# Each makes the environment first, from requirements.lock (HASHES=1: every file compared with requirements.hashes); once that is there nothing here needs the network but the model's download.
 
 PYTHON  ?= python3
 PROFILE ?= default
 OUT     ?= runs/$(PROFILE)
+SECONDS ?= 3600
+STEPS   ?= 50000
+N       ?= 20
 PY      := .venv/bin/python
+# The tests of the core ring.
+CORE_TESTS := $(wildcard $(patsubst %,tests/test_%.py,errors files trace broken demand policies published_policies golden simulate blocks stats match \
+  contests places twins reads churn wakeups grading bursts markers prefetch shipped beyond served fuzz \
+  taught scheduling tiered drawing_measurement drawing_matched malformed))
 # One log of each model and regime, shipped at page level.
 SHIPPED := $(foreach model,smollm2-135m gemma3-270m,$(patsubst %,runs/default/traces/$(model)_%_s0,niah_d25 cot multiturn))
 
@@ -74,6 +87,29 @@ malformed: .venv/installed
 kills: .venv/installed
 	WAKEKV_KILLS=20 $(PY) -m pytest tests/test_kills.py -q -s
 
+fuzz: build/checks/installed
+	PYTHONPATH=build/checks $(PY) tests/fuzz.py --seconds $(SECONDS) --out benchmarks/results/fuzz.json
+
+load: .venv/installed
+	WAKEKV_STEPS=$(STEPS) $(PY) -m pytest tests/test_load.py -q -s
+
+mutants: .venv/installed
+	$(PY) tests/mutants.py --n $(N) --out benchmarks/results/mutants.json
+
+numerics: .venv/installed
+	$(PY) benchmarks/numerics.py --out benchmarks/results/numerics.json
+
+coverage: build/checks/installed
+	PYTHONPATH=build/checks WAKEKV_PAIRS=300 $(PY) -m coverage run --data-file=build/coverage --source=wakekv -m pytest -m "not model" $(CORE_TESTS)
+	PYTHONPATH=build/checks $(PY) -m coverage report --data-file=build/coverage --show-missing --fail-under=95 --omit='*/kernels/*' \
+	  --include="$$($(PY) -c 'from tests.layers import CORE, files; print(*files(CORE), sep=",")')"
+
+supply: build/checks/installed
+	PATH="$(CURDIR)/build/checks/bin:$$PATH" $(PY) tests/supply.py --hashes
+	$(PY) -m wakekv document
+	$(PY) -m pip install --dry-run --quiet --ignore-installed --no-deps --require-hashes -r requirements.hashes
+	PYTHONPATH=build/checks $(PY) -m pip_audit -r requirements.lock --no-deps --disable-pip
+
 clean:
 	rm -rf runs build .pytest_cache .ruff_cache .hypothesis
 	find wakekv tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -85,6 +121,7 @@ clean:
 	  "wakekv needs Python 3.10 or later, and this is %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
 	@echo "making .venv from requirements.lock: some minutes the first time, most of it torch"
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	$(if $(HASHES),$(PY) -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements.hashes)
 	$(PY) -m pip install --disable-pip-version-check -r requirements.lock
 	$(PY) -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -99,4 +136,9 @@ clean:
 
 .venv-vllm/installed: .venv-vllm/packages pyproject.toml
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Beside the environment, not in it: nothing that a result comes from.
+build/checks/installed: .venv/installed requirements-checks.lock
+	$(PY) -m pip install --disable-pip-version-check --quiet --upgrade --no-deps --target build/checks -r requirements-checks.lock
 	@touch $@

@@ -25,6 +25,7 @@ else:
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text()
+CHECKS = (ROOT / "requirements-checks.lock").read_text()
 FIRST, SECOND = LOCK.split("\n# Brought along by the above\n")
 ENGINE = {"setuptools", "lark"}  # pinned for the serving engine only
 
@@ -57,8 +58,8 @@ def imported(paths) -> dict[str, str]:
     return found
 
 
-def test_every_line_of_the_lock_is_one_exact_version():
-    for pin in pins(LOCK):
+def test_every_line_of_every_lock_is_one_exact_version():
+    for pin in [*pins(LOCK), *pins(CHECKS), *pins((ROOT / "requirements-vllm.lock").read_text())]:
         assert [s.operator for s in pin.specifier] == ["=="], pin
 
 
@@ -145,7 +146,7 @@ def test_every_import_of_tests_and_benchmarks_is_declared():
     outside = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).glob("*.py")]
     local = {canonicalize_name(path.stem) for path in outside}
     undeclared = {name: at for name, at in imported(outside).items() if name not in asked(*EXTRAS)}
-    brought = {canonicalize_name(pin.name) for pin in pins(SECOND)}
+    brought = {canonicalize_name(pin.name) for pin in [*pins(SECOND), *pins(CHECKS)]}
     assert not {name for name in undeclared if name not in brought and name not in local}
 
 

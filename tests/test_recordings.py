@@ -129,6 +129,25 @@ def job(log, out, device, dtype):
     return 1.0
 
 
+def recorded(log, out, device, dtype):
+    """In a worker: a tiny model's log."""
+    import tiny
+
+    from wakekv.record import record
+
+    record(tiny.loaded(), tiny.prompt(n_script=20, seed=log.seed), f"{out}/{log.name}", progress=False)
+    return 1.0
+
+
+def test_one_worker_and_two_record_the_same_bytes(tmp_path):
+    pytest.importorskip("torch", reason="recording needs torch")
+    several = [replace(LOG, seed=seed) for seed in range(3)]
+    for workers in (1, 2):
+        recordings._record(several, tmp_path / str(workers), PROFILE, workers, [].append, recorded)
+    for log in several:
+        assert contents(tmp_path / "1" / log.name) == contents(tmp_path / "2" / log.name)
+
+
 def test_a_failure_is_named_and_the_others_go_on(tmp_path):
     said: list[str] = []
     missing = [replace(LOG, seed=seed) for seed in (0, 1, 2, 4)]
