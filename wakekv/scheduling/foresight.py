@@ -11,7 +11,7 @@ import pandas as pd
 from wakekv import stats
 from wakekv.errors import InputError
 from wakekv.learn import logistic
-from wakekv.scheduling.profile import SIGNS, START, Profile
+from wakekv.scheduling.profile import START, Profile
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,3 @@ def reliability(model: MissModel, held_out: Sequence[Profile], bins: int = 10) -
     where = np.minimum((said * bins).astype(int), bins - 1)
     rows = [(said[where == b].mean(), came[where == b].mean(), int((where == b).sum())) for b in np.unique(where)]
     return pd.DataFrame(rows, columns=["said", "came", "steps"])
-
-
-def signs_table(model: MissModel) -> pd.DataFrame:
-    """The coefficients by name."""
-    return pd.DataFrame({"sign": [*SIGNS, "intercept"], "coefficient": model.coefficients})

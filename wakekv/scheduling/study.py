@@ -103,14 +103,8 @@ def study(
         drawn = traffic(kept["reactive"], n, seed)
         for load in loads:
             for name in SCHEDULERS:
-                rows.append(
-                    {
-                        "scheduler": name,
-                        "load": load,
-                        "seed": seed,
-                        **summary(run(kept, model, server, name, load, drawn)),
-                    }
-                )
+                found = summary(run(kept, model, server, name, load, drawn))
+                rows.append({"scheduler": name, "load": load, "seed": seed, **found})
     return pd.DataFrame(rows)
 
 
