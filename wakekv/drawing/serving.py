@@ -35,7 +35,8 @@ def engine_front(found: Mapping[str, Mapping], published: Sequence[Mapping]) -> 
         _label(left, said, row.longbench_pct, row.speedup, row.config != "reactive")
     left.set(title="published: Mistral-7B, one A30", xlabel="LongBench, % of stock FlexiCache")
     left.set_ylabel("tokens a second over stock FlexiCache's")
-    labels = {"kl": "KL from the dense engine, nats a token (left is better)", "answers": "answers, % of the dense engine's"}
+    labels = {"kl": "KL from the dense engine, nats a token (left is better)"}
+    labels["answers"] = "answers, % of the dense engine's"
     for axes, (x, label) in zip(rest, labels.items()):
         _measured(axes, ours.dropna(subset=x), x)
         axes.set(title="measured here", xlabel=label)
