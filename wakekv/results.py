@@ -150,14 +150,15 @@ class Bench:
         return self._one("foreseen", "foreseen", {**asked, "budget": s.pool_budgets[-1]})
 
     def tiers(self) -> list[dict]:
-        """What `tiers.trial.contest` returns, of each passage, and of two families of methods at a time."""
-        s, parts = self.sizes, {"exact": ("sentences", "pages"), "less": ("codes", "merging")}
-        asked = {"length": s.tier_length, "n_tokens": s.tier_tokens, "thresholds": s.tier_thresholds, "at": 0.02}
-        asked["window"] = s.tier_window
+        """What `tiers.trial.contest` returns, of each passage and two families of methods at a time; what is not exact
+        has no need of more than half the tokens."""
+        s = self.sizes
+        parts = {"exact": (("sentences", "pages"), s.tier_tokens), "less": (("codes", "merging"), s.tier_tokens // 2)}
+        asked = {"length": s.tier_length, "thresholds": s.tier_thresholds, "at": 0.02, "window": s.tier_window}
         jobs = {
-            f"tiers_s{seed}_{name}": {"seed": seed, "families": families, **asked}
+            f"tiers_s{seed}_{name}": {"seed": seed, "families": families, "n_tokens": n_tokens, **asked}
             for seed in s.tier_seeds
-            for name, families in parts.items()
+            for name, (families, n_tokens) in parts.items()
         }
         return self._all("tiers", jobs)
 

@@ -108,7 +108,7 @@ def tier_codes(found: Sequence[Mapping], about: str) -> Picture:
     figure = canvas(7.5, 0.9 + 0.28 * len(table), about)
     answers, memory = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
     colours = [ORANGE if "promoted" in name else GREY if "," in name else BLUE for name in table["method"]]
-    answers.barh(table.index, table["kl_mean"], color=colours, height=0.7)
+    answers.scatter(table["kl_mean"], table.index, color=colours, zorder=3, label="mean")
     answers.plot(table["kl_p95"], table.index, "|", color=BLACK, markersize=9, label="95th percentile")
     answers.axvline(tiered.KL, color="0.6", linewidth=0.8, linestyle=":")
     answers.set(xscale="log", xlabel="KL to full, nats a token", ylabel="codes", yticks=table.index)

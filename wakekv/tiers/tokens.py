@@ -11,7 +11,8 @@ NONE = -1
 
 
 class Tokens:
-    """keys, values [row, slot, d]; position int64 [row, slot], NONE where a row has fewer than the others.
+    """keys, values [row, slot, d]; position int64 [row, slot], NONE where a row has fewer than the others; n_tokens of
+    all rows.
 
     A row is a KV head. Slots are packed after every move, so that no more memory is taken than the fullest row needs.
     """
@@ -19,6 +20,7 @@ class Tokens:
     def __init__(self, layer: PagedLayer):
         self.layer = layer
         self.keys, self.values = (x[:, :0] for x in layer.pool.open)
+        self.n_tokens = 0
         self.position = torch.zeros(layer.n_rows, 0, dtype=torch.int64, device=self.keys.device)
 
     def fetch(self, wanted: torch.Tensor) -> int:
@@ -44,6 +46,7 @@ class Tokens:
         """Give up the tokens that are not `kept`, bool [row, slot]."""
         kept = kept & (self.position != NONE)
         counts = kept.sum(1)
+        self.n_tokens = int(counts.sum())
         order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, : int(counts.max())]
         self.position = torch.where(kept, self.position, NONE).gather(1, order)
         for name in ("keys", "values"):
@@ -55,17 +58,13 @@ class Tokens:
         None."""
         n = self.layer.n_open + 1
         keys, values = (torch.cat([a, b[:, :n]], 1) for a, b in zip((self.keys, self.values), self.layer.pool.open))
-        empty = self.position == NONE
-        return keys, values, torch.nn.functional.pad(empty, (0, n)) if bool(empty.any()) else None
+        if self.n_tokens == self.position.numel():
+            return keys, values, None
+        return keys, values, torch.nn.functional.pad(self.position == NONE, (0, n))
 
     def attend(self, query: torch.Tensor, how: How) -> tuple[torch.Tensor, torch.Tensor]:
         """(out [row, query, d], scores float32 [row, query, token]) over these tokens and then the open page."""
         return over_slots(query, *self.with_open(), how)
-
-    @property
-    def n_tokens(self) -> int:
-        """Of all rows."""
-        return int((self.position != NONE).sum())
 
     @property
     def key_bytes(self) -> int:
