@@ -75,8 +75,8 @@ def rows(growth: Path | str = GROWTH) -> list[dict]:
 
 
 def prompt_token(sweep: Path | str = RECORDED) -> float:
-    """Seconds of a prompt token: the least of all runs of a sweep, as those are wall seconds (benchmarks/growth.py times
-    decoding alone)."""
+    """Seconds of a prompt token: the least of all runs of a sweep, as those are wall seconds (benchmarks/growth.py
+    times decoding alone)."""
     return min(
         one["prefill_s"] / (row["requests"] * row["length"]) for row in load(sweep).values() for one in row["repeats"]
     )
