@@ -389,6 +389,17 @@ def test_two_processes_cannot_append_to_one_journal(begun, monkeypatch):
         record(tiny.loaded(), tiny.prompt(50), out, **args, resume=True)
 
 
+def test_a_second_writer_is_refused_while_the_first_holds_the_journal(begun):
+    out, _ = begun
+    head = json.loads((part_of(out) / "start.json").read_text())
+    first = Journal(out, head, resume=True)
+    with pytest.raises(InputError, match="another process records there: wait for it"):
+        Journal(out, head, resume=True)
+    first.close()
+    Journal(out, head, resume=True).close()
+    assert sorted(p.name for p in part_of(out).iterdir()) == ["start.json", "steps.bin"]
+
+
 # What is refused
 
 
@@ -447,6 +458,7 @@ def test_logits_that_are_not_numbers_name_the_step(tmp_path):
         loaded.model.lm_head.weight[3] = float("nan")
     with pytest.raises(ModelError, match="logits of step 0 are not numbers"):
         record(loaded, tiny.prompt(50), tmp_path / "t", k=K, steps=5, progress=False)
+    assert list(tmp_path.iterdir()) == []  # a journal without a step is nothing to go on with
 
 
 def test_a_model_whose_configuration_misstates_its_heads_is_refused(tmp_path):
