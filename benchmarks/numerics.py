@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/numerics.py --out benchmarks/results/numerics.json
 
 The text is scripted, so that every precision decodes the same tokens, and its wants can be compared step by step with
-those of float32, head by head:
+those of float32, head by head. The weights are loaded in float32 and rounded, whether the processor has the precision
+or emulates it, as most do on a CPU:
 differ      share of pages wanted by one of the two and not the other, of those wanted by either
 same_order  share of heads' steps with the same pages in the same order
 top         share of heads' steps with the same position of the largest weight
@@ -19,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from wakekv import models, prompts
 from wakekv.claims import hardware
@@ -66,7 +68,8 @@ def main() -> None:
     logs = {}
     with tempfile.TemporaryDirectory() as folder:
         for dtype in DTYPES:
-            loaded = models.load(options.model, dtype=dtype)
+            loaded = models.load(options.model, dtype="float32")
+            loaded.model.to(getattr(torch, dtype))
             prompt = prompts.build("niah", loaded.tokenizer, seed=0, length=options.length)
             path = record(loaded, prompt, Path(folder) / dtype, steps=options.steps)
             logs[dtype] = open_trace(path)
