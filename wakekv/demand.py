@@ -287,8 +287,8 @@ def _prompt_rows(trace: Trace, group: int, page_tokens: int, n_pages: int) -> np
 def _key_means(trace: Trace, unit: str, page_tokens: int, n_pages: int) -> np.ndarray | None:
     if page_tokens % 16:
         return None
-    logged = np.asarray(trace.key_means).astype(np.float32)  # [kv_head, page of 16, d]
     merge = page_tokens // 16
+    logged = np.asarray(trace.key_means[:, : n_pages * merge]).astype(np.float32)  # [kv_head, page of 16, d]
     whole, held = np.zeros((len(logged), n_pages, logged.shape[2]), np.float32), np.zeros((n_pages, 1), np.float32)
     for place in range(merge):
         part = logged[:, place::merge]
