@@ -8,6 +8,8 @@ import fuzz
 import numpy as np
 import pytest
 
+from wakekv.claims import ROOT
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
@@ -45,6 +47,7 @@ BOMB = "- &a [x, x]\n" + "".join(f"- &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b i
         ("artifact/claims.yaml", BOMB.encode()),  # printing the row takes forever
         ("artifact/claims.yaml", b"- \xed"),
         ("artifact/claims.yaml", b"[" * 5000),
+        ("artifact/claims.yaml", (ROOT / "artifact/claims.yaml").read_bytes().replace(b"id: none-both", b"id: [[]]")),
         ("tolerances.yaml", b"\xff"),
         ("run/run.json", b'{"profile": "smoke", "stages": [1], "volatile": {}}'),
         ("run/claims/00.json", b"[" * 100_000),

@@ -67,6 +67,12 @@ def test_linear_matching_refuses_to_extrapolate_and_says_so():
     assert all(p.reason for p in tally.excluded)
 
 
+def test_an_excluded_point_without_a_margin_is_no_loss():
+    points = match.linear(line("ours", [10, 20], [0.5, 0.3]), line("other", [5, 30], [0.5, 0.3]))
+    assert [(p.verdict, p.margin) for p in points] == [("excluded", 0), ("excluded", 0)]
+    assert match.tally(points).excluded_losses == 0
+
+
 def test_less_than_one_miss_is_a_tie():
     ours, other = line("ours", [1], [0.5], grain=0.01), line("other", [1], [0.505], grain=0.01)
     assert match.tally(match.step(ours, other)).row()["ties"] == 1

@@ -112,6 +112,10 @@ def test_bonferroni_can_answer_for_a_larger_family():
     assert stats.adjust([np.nan]).family == 0
 
 
+def test_a_corrected_p_is_never_above_one():
+    assert stats.adjust([0.6, 0.9]).p.tolist() == [1, 1]
+
+
 def test_two_proportions_is_the_textbook_pooled_z_test():
     hits_a, n_a, hits_b, n_b = [7, 2, 0], [20, 50, 5], [30, 9, 0], [400, 100, 10]
     ours = stats.two_proportions(hits_a, n_a, hits_b, n_b)

@@ -65,6 +65,8 @@ class Claim:
         return f"python -m wakekv reproduce --profile full --out runs/full --only {self.notebook.split('_')[0]}"
 
     def __post_init__(self):
+        if not isinstance(self.id, str):
+            raise InputError(f"the id of a claim is a text, not {self.id!r}")
         if not re.match(r"§[\d.]+", self.place):
             raise InputError(f"claim {self.id}: place {self.place!r} does not begin with a section such as §5.1")
         lookup(self.rule, RULES, f"rule of claim {self.id}")
