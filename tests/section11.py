@@ -11,7 +11,7 @@ from wakekv.scheduling.profile import profiles
 from wakekv.scheduling.server import Server
 from wakekv.taught import BASELINES, Prompt
 
-COSTS, STAMP = Costs(0.01, 0.002, 1e-5, 1e-6, 0.001, 4096, 1e8, 1e-4), "made up"
+COSTS, STAMP = Costs(0.01, 0.002, 1e-5, 1e-6, 0.001, 4096, 1e8, 1e-4), "simulated from logs of 3 prompts: made-up"
 AGENTS = (Agent("a", 20, share=3), Agent("b", 20))
 
 

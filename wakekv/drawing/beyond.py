@@ -151,6 +151,7 @@ def pool_price(rows: Sequence[Mapping], about: str, resamples: int = 1000) -> Pi
         line[0].set_yticks(range(len(arms)), arms)
         line[0].set_ylim(len(arms) - 0.5, -0.5)
         line[0].set_title(f"B = {budget} pages a KV head")
+        line[0].set_ylabel("rule")
     for axes, (_, label, _) in zip(grid[-1], whats.values()):
         axes.set_xlabel(label + (", nats a token" if label == IN_CACHE["kl_mean"][1] else ""))
     return Picture(figure, numbers, "Misses, waiting, time of a step and KL of a budget for all heads in a real cache")

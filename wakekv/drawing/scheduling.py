@@ -101,7 +101,8 @@ def fairness(found: pd.DataFrame, stamp: str) -> Picture:
             x = j + (i - (len(agents) - 1) / 2) * 0.8 / len(agents)
             axes.bar(x, kept.mean(), 0.7 / len(agents), color=colour, alpha=0.6, label=agent if j == 0 else None)
             axes.scatter(np.full(len(kept), x), kept, color=colour, s=10, zorder=3)
-    axes.set(xticks=range(len(rules)), xticklabels=rules, ylabel="keep both objectives", ylim=(0, 1.02))
+    axes.set(xticks=range(len(rules)), xticklabels=rules, xlabel="how the pool is shared")
+    axes.set(ylabel="keep both objectives", ylim=(0, 1.02))
     figure.legend(loc="outside upper center", ncols=len(agents))
     return Picture(figure, found, "Share of each agent's requests that keep their objectives, by rule")
 
