@@ -96,12 +96,7 @@ class Bench:
         """Rows of `trials.contest`, all prompts."""
         s = self.sizes
         asked = {"length": s.length, "budgets": s.budgets, "n_tokens": s.n_tokens}
-        jobs = {
-            f"contest_{regime}_s{seed}": {"regime": regime, "seed": seed, **asked}
-            for regime in s.regimes
-            for seed in s.seeds
-        }
-        return sum(self._all("contest", jobs), [])
+        return self._each_prompt("contest", s.seeds, asked)
 
     def parts(self) -> list[dict]:
         """Rows of `system.measure`: ways to decide, one context."""
@@ -128,12 +123,7 @@ class Bench:
         """Rows of `trials.pools`, all prompts."""
         s = self.sizes
         asked = {"length": s.pool_length, "budgets": s.pool_budgets, "n_tokens": s.pool_tokens}
-        jobs = {
-            f"pools_{regime}_s{seed}": {"regime": regime, "seed": seed, **asked}
-            for regime in s.regimes
-            for seed in s.pool_seeds
-        }
-        return sum(self._all("pools", jobs), [])
+        return self._each_prompt("pools", s.pool_seeds, asked)
 
     def pool_needles(self) -> list[dict]:
         """Rows of `quality.needles` under the rules of `trials.POOLS`, all depths."""
@@ -166,6 +156,15 @@ class Bench:
     def about(self) -> str:
         """What was measured on what, for the foot of a picture."""
         return f"measured: {self.profile.model}, one thread of {hardware()}; slow tier: host memory"
+
+    def _each_prompt(self, kind: str, seeds: tuple[int, ...], asked: Mapping) -> list[dict]:
+        """The rows of one kind over prompts of every regime."""
+        jobs = {
+            f"{kind}_{regime}_s{seed}": {"regime": regime, "seed": seed, **asked}
+            for regime in self.sizes.regimes
+            for seed in seeds
+        }
+        return sum(self._all(kind, jobs), [])
 
     def _one(self, name: str, kind: str, asked: Mapping) -> Any:
         return self._all(kind, {name: asked})[0]
