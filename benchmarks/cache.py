@@ -27,9 +27,9 @@ import sys
 
 import torch
 
-from wakekv import system
 from wakekv.cache import ReversibleCache
-from wakekv.models import load
+from wakekv.costs import system
+from wakekv.recording.models import load
 
 
 def verdict(rows: list[dict]) -> dict:

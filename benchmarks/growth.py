@@ -19,9 +19,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from wakekv import loads, serving
 from wakekv.files import write_json
-from wakekv.models import fetch
+from wakekv.recording.models import fetch
+from wakekv.serving import loads
+from wakekv.serving import sweep as serving
 
 NAMES = ("stock", "flexicache", "reactive-r1", "reactive-r16")
 

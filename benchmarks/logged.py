@@ -14,8 +14,9 @@ import statistics
 
 from transformers import AutoTokenizer
 
-from wakekv import loads, serving
-from wakekv.models import fetch
+from wakekv.recording.models import fetch
+from wakekv.serving import loads
+from wakekv.serving import sweep as serving
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ import time
 
 import numpy as np
 
-from wakekv import bursts, churn, grading, markers, prefetch, wakeups
-from wakekv.demand import Demand
-from wakekv.reads import read
-from wakekv.trace import open_trace
+from wakekv.heads import bursts, churn, grading, markers, prefetch, wakeups
+from wakekv.heads.reads import read
+from wakekv.logs.demand import Demand
+from wakekv.logs.trace import open_trace
 
 
 def main(paths: list[str]) -> None:

@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from wakekv import models, prompts
-from wakekv.claims import hardware
-from wakekv.demand import Demand, demand
 from wakekv.files import write_json
+from wakekv.logs.demand import Demand, demand
+from wakekv.logs.trace import Trace, open_trace
 from wakekv.policies import POLICIES
-from wakekv.record import record
-from wakekv.simulate import curves
-from wakekv.trace import Trace, open_trace
+from wakekv.recording import models, prompts
+from wakekv.recording.record import record
+from wakekv.reproduction.claims import hardware
+from wakekv.simulation.simulate import curves
 
 DTYPES, BUDGETS = ("float32", "bfloat16", "float16"), (4, 8, 16, 32)
 

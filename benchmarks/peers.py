@@ -35,9 +35,10 @@ import torch
 from filelock import FileLock
 from transformers import DynamicCache
 
-from wakekv import fetch, models, quality, system
-from wakekv.prompts import build
-from wakekv.trace import sha256
+from wakekv.costs import quality, system
+from wakekv.logs.trace import sha256
+from wakekv.recording import fetch, models
+from wakekv.recording.prompts import build
 
 HERE = Path(__file__).parent / "peer"
 METHODS = ("snapkv", "streamingllm", "knorm")

@@ -18,7 +18,7 @@ import time
 import torch
 import transformers
 
-from wakekv.attention import Reader
+from wakekv.recording.attention import Reader
 
 SHAPE = {
     "vocab_size": 49152,

@@ -35,12 +35,12 @@ from pathlib import Path
 import numpy as np
 from simulate import peak_bytes
 
-from wakekv.blocks import simulate
-from wakekv.claims import hardware
-from wakekv.journal import Journal
 from wakekv.kernels.jit import njit
+from wakekv.logs.blocks import simulate
+from wakekv.logs.trace import PAGE, layout, publish, verify, write_array, write_manifest
 from wakekv.policies import POLICIES
-from wakekv.trace import PAGE, layout, publish, verify, write_array, write_manifest
+from wakekv.recording.journal import Journal
+from wakekv.reproduction.claims import hardware
 
 GROWS = ("tokens", "steps", "heads")
 GROUP, HEAD_DIM = 4, 8  # query heads a KV head; small, as no policy here looks at keys

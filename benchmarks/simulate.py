@@ -31,11 +31,11 @@ from pathlib import Path
 
 import numpy as np
 
-from wakekv.claims import hardware
-from wakekv.demand import Demand
 from wakekv.kernels.jit import njit
+from wakekv.logs.demand import Demand
 from wakekv.policies import POLICIES, Policy
-from wakekv.simulate import curves, replay
+from wakekv.reproduction.claims import hardware
+from wakekv.simulation.simulate import curves, replay
 
 PAPER = ("full", "frozen", "reactive", "evict", "snapkv", "rkv", "reasonalloc")
 SWEEP = range(1, 65)

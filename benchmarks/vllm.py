@@ -26,9 +26,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from wakekv import loads, serving
 from wakekv.files import write_json
-from wakekv.models import fetch
+from wakekv.recording.models import fetch
+from wakekv.serving import loads
+from wakekv.serving import sweep as serving
 
 
 def measured(pair: serving.Pair, tokenizer, context: int, profile: list[int], asked) -> tuple[dict, dict]:

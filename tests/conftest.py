@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from wakekv.trace import PAGE, PROMPT_ROWS, Trace, position_dtype
+from wakekv.logs.trace import PAGE, PROMPT_ROWS, Trace, position_dtype
 
 settings.register_profile("wakekv", deadline=None)  # a busy machine is no defect
 settings.load_profile("wakekv")
@@ -103,6 +103,6 @@ def make_trace():
 @pytest.fixture(scope="session")
 def smol():
     """The default language model, fetched once and then offline."""
-    from wakekv import models
+    from wakekv.recording import models
 
     return models.load("smollm2-135m")

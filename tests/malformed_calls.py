@@ -14,20 +14,20 @@ from malformed_logs import numbers, packed, trace
 
 from wakekv import stats
 from wakekv.cache import ReversibleCache
-from wakekv.claims import decide, load_claims, number, published
-from wakekv.demand import Demand, demand
-from wakekv.links import Link
-from wakekv.match import Curve, pooled
-from wakekv.plan import plan
+from wakekv.costs.links import Link
+from wakekv.costs.plan import plan
+from wakekv.logs.demand import Demand, demand
+from wakekv.logs.shipped import open_shipped, pack
+from wakekv.logs.trace import open_trace, save_trace
 from wakekv.policies import POLICIES, Policy
-from wakekv.prompts import build, find
-from wakekv.record import record
-from wakekv.recordings import logs
-from wakekv.replay import replay
-from wakekv.rows import Rows
-from wakekv.shipped import open_shipped, pack
-from wakekv.simulate import curves
-from wakekv.trace import open_trace, save_trace
+from wakekv.recording.prompts import build, find
+from wakekv.recording.record import record
+from wakekv.recording.rows import Rows
+from wakekv.reproduction.claims import decide, load_claims, number, published
+from wakekv.reproduction.recordings import logs
+from wakekv.simulation.match import Curve, pooled
+from wakekv.simulation.replay import replay
+from wakekv.simulation.simulate import curves
 
 WANTS = [[[0, 1], [1, 2]]]  # one head, two steps
 

@@ -11,7 +11,7 @@ from malformed import Case
 from malformed_logs import cut, packed, trace
 from malformed_models import place
 
-from wakekv.trace import save_trace
+from wakekv.logs.trace import save_trace
 
 
 def log(folder: Path) -> Path:

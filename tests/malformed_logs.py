@@ -15,8 +15,8 @@ import numpy as np
 from conftest import _make_trace
 from malformed import Case
 
-from wakekv.shipped import describe, pack
-from wakekv.trace import Trace, save_trace
+from wakekv.logs.shipped import describe, pack
+from wakekv.logs.trace import Trace, save_trace
 
 AGAIN, BACK = "record it again", "fetch the repository's again, or pack it again"
 VERIFY, SIMULATE = ("verify", "log"), ("simulate", "log", "--policy", "reactive", "--budgets", "4")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from wakekv.demand import Demand, demand
+from wakekv.logs.demand import Demand, demand
+from wakekv.logs.trace import open_trace
 from wakekv.policies import POLICIES, Policy
-from wakekv.simulate import curves
-from wakekv.trace import open_trace
+from wakekv.simulation.simulate import curves
 
 GOLDEN = Path(__file__).parent / "golden"
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)

@@ -23,14 +23,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from wakekv.claims import ROOT, hardware
-from wakekv.files import write_json
+from wakekv.files import ROOT, write_json
+from wakekv.reproduction.claims import hardware
 
 # The modules that are changed, and the tests that are to notice.
 TESTED = {
     "stats": ("test_stats.py",),
-    "match": ("test_match.py",),
-    "simulate": ("test_simulate.py",),
+    "simulation/match": ("test_match.py",),
+    "simulation/simulate": ("test_simulate.py",),
     "policies/ledger": ("test_policies.py", "test_golden.py"),
     "policies/classic": ("test_policies.py", "test_published_policies.py"),
     "policies/compress": ("test_policies.py", "test_published_policies.py", "test_golden.py"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from wakekv import figures, reinforce, taught
-from wakekv.demand import demand
+from wakekv import figures
+from wakekv.learning import reinforce, taught
+from wakekv.learning.taught import BASELINES, Prompt
+from wakekv.logs.demand import demand
 from wakekv.scheduling import foresight, study
 from wakekv.scheduling.agents import Agent
 from wakekv.scheduling.costs import Costs
 from wakekv.scheduling.profile import profiles
 from wakekv.scheduling.server import Server
-from wakekv.taught import BASELINES, Prompt
 
 COSTS, STAMP = Costs(0.01, 0.002, 1e-5, 1e-6, 0.001, 4096, 1e8, 1e-4), "simulated from logs of 3 prompts: made-up"
 AGENTS = (Agent("a", 20, share=3), Agent("b", 20))

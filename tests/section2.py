@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from wakekv import figures, measured, pools
-from wakekv.claims import published
+from wakekv import figures
+from wakekv.heads import pools
+from wakekv.reproduction.claims import published
+from wakekv.tables import measured
 
 REGIMES = ("niah", "cot")
 SPOKEN = 12  # different tokens that the made-up texts are made of

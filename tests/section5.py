@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from wakekv import figures
-from wakekv.claims import published
-from wakekv.contests import EVERY_8, SEVEN, SURVEY
 from wakekv.policies import POLICIES
-from wakekv.study import studies
+from wakekv.reproduction.claims import published
+from wakekv.simulation.study import studies
+from wakekv.tables.contests import EVERY_8, SEVEN, SURVEY
 
 BUDGETS = (2, 4, 8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wakekv import figures
-from wakekv.twins import ARMS
+from wakekv.tables.twins import ARMS
 
 ABOUT = "measured: made-up"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wakekv import figures
-from wakekv.serving import summarised
+from wakekv.serving.sweep import summarised
 
 STEPS = {"stock": 4.0, "flexicache": 3.0, "reactive-r1": 2.0, "reactive-r16": 1.0}  # seconds; twice that in repeat 2
 

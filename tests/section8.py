@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wakekv import figures
-from wakekv.tiered import SAYS
+from wakekv.tables.tiered import SAYS
 
 ABOUT = "measured: made-up"
 

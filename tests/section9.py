@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wakekv import figures, luck
-from wakekv.beyond import BY_LAYER, RULES, Counted, count, follow
-from wakekv.demand import demand
+from wakekv import figures
+from wakekv.learning import luck
+from wakekv.logs.demand import demand
 from wakekv.policies import POLICIES
+from wakekv.simulation.beyond import BY_LAYER, RULES, Counted, count, follow
 
 BUDGETS, WITHIN = (4, 6, 8), (4, 8)
 

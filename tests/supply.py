@@ -25,8 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import wakekv
-from wakekv.claims import ROOT
-from wakekv.files import write, write_json
+from wakekv.files import ROOT, write, write_json
 
 # Each lock, the environment made of it, and for which Pythons and systems its hashes are.
 LOCKS = {

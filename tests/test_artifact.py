@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from wakekv import artifact
-from wakekv.artifact import MANIFEST, ArtifactError, check, write_manifest
-from wakekv.claims import ROOT
 from wakekv.errors import InputError
+from wakekv.files import ROOT
+from wakekv.reproduction import artifact
+from wakekv.reproduction.artifact import MANIFEST, ArtifactError, check, write_manifest
 
 
 @pytest.fixture

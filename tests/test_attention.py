@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from wakekv.attention import Reader
 from wakekv.errors import ModelError
+from wakekv.recording.attention import Reader
 
 
 def run(model, ids, n_prompt, mode="step"):

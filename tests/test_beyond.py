@@ -16,16 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_simulate import cycle, random_demand
 
-from wakekv import beyond, gained, learn, luck
-from wakekv.beyond import BY_LAYER, GOAL, RULES, TRIED, best_splits, count_all, gap, split_misses, splits
-from wakekv.claims import ROOT
-from wakekv.demand import demand
 from wakekv.errors import InputError
+from wakekv.files import ROOT
+from wakekv.learning import learn, luck
+from wakekv.logs.demand import demand
+from wakekv.logs.trace import save_trace
 from wakekv.policies import POLICIES, Ledger
 from wakekv.policies.pooled import SIGNALS, TABLE, Commons, signals
-from wakekv.profiles import PROFILES
-from wakekv.simulate import curves, replay
-from wakekv.trace import save_trace
+from wakekv.reproduction.profiles import PROFILES
+from wakekv.simulation import beyond
+from wakekv.simulation.beyond import BY_LAYER, GOAL, RULES, TRIED, best_splits, count_all, gap, split_misses, splits
+from wakekv.simulation.simulate import curves, replay
+from wakekv.tables import gained
 
 REVERSIBLE = {**RULES, **BY_LAYER, **{name: rule for name, rule in TRIED.items() if rule.fetch == "miss"}}
 
@@ -92,7 +94,7 @@ def test_signals_are_what_they_say_on_a_log_written_out():
 
 
 def demand_of(wants):
-    from wakekv.demand import Demand
+    from wakekv.logs.demand import Demand
 
     return Demand.from_lists(wants)
 
@@ -126,7 +128,7 @@ def test_a_log_is_train_held_out_or_neither(make_trace):
 
 def test_the_shipped_coefficients_say_where_they_are_from():
     made = json.loads(TABLE.read_text(encoding="utf-8"))
-    assert tuple(made["signals"]) == SIGNALS and made["made_by"].startswith("python -m wakekv.learn")
+    assert tuple(made["signals"]) == SIGNALS and made["made_by"].startswith("python -m wakekv.learning.learn")
     assert set(made["logs"].values()) == {"niah", "cot", "multiturn"} and made["examples"] > 10**5
 
 
@@ -244,6 +246,10 @@ def test_a_drawn_log_keeps_first_reads_and_follows_the_odds(make_trace):
 
 def test_the_search_can_be_made_again_from_the_command_line():
     done = subprocess.run(
-        [sys.executable, "-m", "wakekv.learn", "/nowhere"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "wakekv.learning.learn", "/nowhere"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode and "no log of a training prompt" in done.stderr

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from wakekv.blocks import blocks, simulate
-from wakekv.claims import ROOT
-from wakekv.demand import demand
 from wakekv.errors import InputError
+from wakekv.files import ROOT
+from wakekv.logs.blocks import blocks, simulate
+from wakekv.logs.demand import demand
+from wakekv.logs.trace import open_trace, save_trace
 from wakekv.policies import POLICIES
 from wakekv.policies.classic import Recency
-from wakekv.simulate import curves, streamed, streams
-from wakekv.trace import open_trace, save_trace
+from wakekv.simulation.simulate import curves, streamed, streams
 
 EXACT = (
     "misses",

@@ -9,10 +9,12 @@ import pytest
 import section2
 from micro import micro
 
-from wakekv import claims, contests, measured, pools, wakeups
-from wakekv.claims import decide, published
+from wakekv.heads import pools, wakeups
 from wakekv.policies import POLICIES
-from wakekv.simulate import curves
+from wakekv.reproduction import claims
+from wakekv.reproduction.claims import decide, published
+from wakekv.simulation.simulate import curves
+from wakekv.tables import contests, measured
 
 
 def drifting(traces) -> str:
@@ -61,7 +63,7 @@ def test_a_reactive_that_destroys_fetches_nothing():
 
 
 def test_a_dynamic_and_reversible_system_in_the_survey_contradicts_the_paper(monkeypatch, make_trace):
-    from wakekv.study import studies
+    from wakekv.simulation.study import studies
 
     chosen = studies([make_trace(k=64)], contests.SEVEN, slow_budgets=(2, 4))
     assert decide("none-both", **contests.claim_values(chosen, (2, 4))["none-both"]).verdict == "direction holds"

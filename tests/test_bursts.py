@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wakekv import bursts as B
 from wakekv.errors import InputError
-from wakekv.reads import read
-from wakekv.wakeups import QUIET
+from wakekv.heads import bursts as B
+from wakekv.heads.reads import read
+from wakekv.heads.wakeups import QUIET
 
 
 def independent(rng, n_heads=100, n_steps=508, rate=0.004):

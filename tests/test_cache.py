@@ -8,10 +8,10 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
-from wakekv import fetch, models
 from wakekv.cache import ReversibleCache
 from wakekv.cache.reading import How, bounds, digest
 from wakekv.errors import CacheError, InputError
+from wakekv.recording import fetch, models
 
 FAMILIES = ["llama", "mistral", "qwen2", "gemma3", "gemma2", "mistral-full", "multi-head", "multi-query"]
 KINDS = {

@@ -10,7 +10,7 @@ import torch
 from wakekv.cache import ReversibleCache, loops
 from wakekv.errors import InputError
 from wakekv.policies import POLICIES
-from wakekv.replay import replay
+from wakekv.simulation.replay import replay
 
 BUDGET, PROMPT, TURN = 4, 50, 66
 IDS = torch.randint(0, 64, (2, 90), generator=torch.Generator().manual_seed(1))

@@ -10,7 +10,7 @@ import pytest
 
 PARENT = """
 import subprocess, sys
-from wakekv.children import end_with_parent
+from wakekv.reproduction.children import end_with_parent
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=end_with_parent)
 print(child.pid, flush=True)
 child.wait()

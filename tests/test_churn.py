@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from statsmodels.duration.survfunc import SurvfuncRight
 
-from wakekv.churn import (
+from wakekv.errors import InputError
+from wakekv.heads.churn import (
     churn_table,
     drift_sweep,
     jaccard,
@@ -17,8 +18,7 @@ from wakekv.churn import (
     spells,
     survival,
 )
-from wakekv.errors import InputError
-from wakekv.reads import drift, read
+from wakekv.heads.reads import drift, read
 
 
 @pytest.fixture(scope="module")

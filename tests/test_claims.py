@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from wakekv import claims
-from wakekv.claims import decide, hardware, load_claims, published, table, write_claims
 from wakekv.errors import InputError
+from wakekv.reproduction import claims
+from wakekv.reproduction.claims import decide, hardware, load_claims, published, table, write_claims
 from wakekv.verdicts import as_text
 
 DECLARED = load_claims()

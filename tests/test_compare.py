@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from wakekv.__main__ import main
-from wakekv.compare import TOLERANCES, as_text, compare, exact, load_rules, open_run
 from wakekv.errors import InputError
+from wakekv.reproduction.compare import TOLERANCES, as_text, compare, exact, load_rules, open_run
 
 TABLE = "model,budget,miss_rate,seconds_s\nsmall,8,0.5,1.0\nsmall,16,0.25,1.0\nlarge,8,0.75,1.0\n"
 CLAIMS = {"verdicts": [{"id": "evict-19-of-20", "verdict": "direction holds", "value": 0.5, "lo": None, "hi": None}]}

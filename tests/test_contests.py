@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from micro import micro
 
-from wakekv import claims, contests
-from wakekv.contests import CITED, MATCHED, OURS, SEVEN, SURVEY, against, claim_values, contest, survey, withheld
 from wakekv.errors import InputError
-from wakekv.matched import headline, sensitivity, seven, systems
 from wakekv.policies import POLICIES, Policy
-from wakekv.simulate import curves
-from wakekv.study import Study, studies
+from wakekv.reproduction import claims
+from wakekv.simulation.simulate import curves
+from wakekv.simulation.study import Study, studies
+from wakekv.tables import contests
+from wakekv.tables.contests import CITED, MATCHED, OURS, SEVEN, SURVEY, against, claim_values, contest, survey, withheld
+from wakekv.tables.matched import headline, sensitivity, seven, systems
 
 BUDGETS = (2, 4, 8, 16)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
+from wakekv.logs.demand import Demand, demand
 
 
 def plain_wants(trace, heads, step, page_tokens, k):

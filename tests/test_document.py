@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from wakekv import document
-from wakekv.claims import ROOT, load_claims
-from wakekv.document import ITEMS, PARTS, render
 from wakekv.errors import InputError
+from wakekv.files import ROOT
+from wakekv.reproduction import document
+from wakekv.reproduction.claims import load_claims
+from wakekv.reproduction.document import ITEMS, PARTS, render
 
 TEXT = (ROOT / "REPRODUCE.md").read_text(encoding="utf-8")
 KINDS = {"": "run always", "smoke": "run with WAKEKV_REPRODUCE", "gpu": "never run here"}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from wakekv import figures
-from wakekv.claims import published
-from wakekv.contests import EVERY_8, SURVEY, contest, survey
 from wakekv.errors import InputError
 from wakekv.policies import POLICIES
-from wakekv.study import studies
+from wakekv.reproduction.claims import published
+from wakekv.simulation.study import studies
+from wakekv.tables.contests import EVERY_8, SURVEY, contest, survey
 
 BUDGETS = (2, 4, 8)
 DRAWN = ("evict", "rkv", "rkv-every-8")

@@ -9,14 +9,16 @@ import pandas as pd
 import pytest
 import section2
 
-from wakekv import figures, measured, pools
-from wakekv.claims import published
+from wakekv import figures
 from wakekv.drawing import foresight as drawn
 from wakekv.errors import InputError
-from wakekv.grading import hot
-from wakekv.markers import try_tokens
-from wakekv.reads import read
-from wakekv.wakeups import ENSEMBLE, SIGNALS, events
+from wakekv.heads import pools
+from wakekv.heads.grading import hot
+from wakekv.heads.markers import try_tokens
+from wakekv.heads.reads import read
+from wakekv.heads.wakeups import ENSEMBLE, SIGNALS, events
+from wakekv.reproduction.claims import published
+from wakekv.tables import measured
 
 DATA = published()
 

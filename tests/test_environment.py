@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import wakekv
-from wakekv.claims import ROOT
+from wakekv.files import ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wakekv.claims import ROOT
+from wakekv.files import ROOT
 from wakekv.site import build
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")

@@ -11,9 +11,9 @@ import zipfile
 
 import pytest
 
-from wakekv import fetch
 from wakekv.errors import ModelError
-from wakekv.fetch import Package, cached
+from wakekv.recording import fetch
+from wakekv.recording.fetch import Package, cached
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_full_disk_leaves_nothing_behind(index, tmp_path):
 def test_what_a_killed_process_left_is_cleared_away(index, tmp_path):
     package, folder = index
     code = (
-        "import os; from wakekv.fetch import Package, cached\n"
+        "import os; from wakekv.recording.fetch import Package, cached\n"
         "def die(files, folder):\n    (folder / 'half').write_text('half'); os._exit(9)\n"
         f"cached('probe', [{package!r}], die)"
     )

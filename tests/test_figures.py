@@ -20,19 +20,21 @@ import section8
 import section9
 import section11
 
-from wakekv import claims, figures
-from wakekv.claims import ROOT, published
-from wakekv.demand import demand
+from wakekv import figures
 from wakekv.drawing import claims as claims_drawn
 from wakekv.drawing import mechanism as drawn
 from wakekv.drawing.picture import FORMATS
 from wakekv.errors import InputError
+from wakekv.files import ROOT
+from wakekv.heads.reads import read
+from wakekv.logs.demand import demand
+from wakekv.logs.trace import save_trace
 from wakekv.policies import POLICIES
-from wakekv.reads import read
-from wakekv.replay import replay
-from wakekv.study import PAPER, studies
+from wakekv.reproduction import claims
+from wakekv.reproduction.claims import published
+from wakekv.simulation.replay import replay
+from wakekv.simulation.study import PAPER, studies
 from wakekv.tables import Table, rates
-from wakekv.trace import save_trace
 from wakekv.verdicts import VERDICTS
 
 BUDGETS = (2, 4, 8)
@@ -134,7 +136,7 @@ def test_a_table_is_the_same_bytes_twice_and_shows_every_row(name, examples, tmp
 
 def test_another_process_with_another_hash_seed_draws_the_same_bytes(traces, tmp_path):
     path, code = tmp_path / "log", (
-        "import sys; from wakekv import figures; from wakekv.trace import open_trace;"
+        "import sys; from wakekv import figures; from wakekv.logs.trace import open_trace;"
         "figures.mechanism(open_trace(sys.argv[1]), 3, 4, 0, 30).save(sys.argv[2], 'it')"
     )  # fmt: skip
     save_trace(traces[0], path)

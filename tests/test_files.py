@@ -12,9 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from wakekv.claims import ROOT
 from wakekv.errors import InputError
-from wakekv.files import difference, entries, refuse_taken, replacing, sha256, writable, write, write_json
+from wakekv.files import ROOT, difference, entries, refuse_taken, replacing, sha256, writable, write, write_json
 
 
 def names(folder):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from wakekv import serving
 from wakekv.errors import InputError
-from wakekv.generation import Transformers
-from wakekv.loads import Load
-from wakekv.replay import replay
+from wakekv.serving import sweep as serving
+from wakekv.serving.generation import Transformers
+from wakekv.serving.loads import Load
+from wakekv.simulation.replay import replay
 from wakekv.vllm.settings import Settings
 
 LOAD = Load("random", (tiny.prompt(90).tokens, tiny.prompt(90, seed=1).tokens), 6)

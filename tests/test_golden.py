@@ -11,7 +11,7 @@ import pytest
 from micro import BUDGETS, COUNTED, GOLDEN, ROUNDED, counts, micro
 
 from wakekv.policies import POLICIES
-from wakekv.replay import replay
+from wakekv.simulation.replay import replay
 
 COUNTS = json.loads((GOLDEN / "counts.json").read_text(encoding="utf-8"))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wakekv.errors import InputError
-from wakekv.grading import (
+from wakekv.heads.grading import (
     LEADS,
     METRICS,
     at_random,
@@ -18,8 +18,8 @@ from wakekv.grading import (
     wakeup_table,
     woke_recently,
 )
-from wakekv.reads import read
-from wakekv.wakeups import SIGNALS, causal_z, events
+from wakekv.heads.reads import read
+from wakekv.heads.wakeups import SIGNALS, causal_z, events
 
 
 def planted(rng, n_heads=60, n_steps=300, rate=0.01, lead=None):

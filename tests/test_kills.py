@@ -24,8 +24,8 @@ from malformed_models import COT, place
 from test_reproduce import DECIDES, TABLE, book
 
 from wakekv.__main__ import main
-from wakekv.reproduce import reproduce
-from wakekv.trace import save_trace
+from wakekv.logs.trace import save_trace
+from wakekv.reproduction.reproduce import reproduce
 
 KILLS = int(os.environ.get("WAKEKV_KILLS", 2))
 SEED = 0
@@ -80,7 +80,7 @@ def tables(folder: Path) -> None:
 
 def pack(folder: Path) -> None:
     """Packed as `pack` does it; its own tokenizer is that of a made-up model."""
-    from wakekv import shipped
+    from wakekv.logs import shipped
 
     made = trace()
     (folder / "out").mkdir(exist_ok=True)

@@ -9,12 +9,13 @@ import sys
 
 import nbformat
 import pytest
-from layers import CORE, METAL, ORDER, PICTURES, RINGS, RUN, files, module_of
+from layers import CORE, METAL, ORDER, PICTURES, RINGS, RUN, files, module_of, place
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from wakekv.claims import ROOT, load_claims
-from wakekv.notebooks import read
-from wakekv.sources import imported_by
+from wakekv.files import ROOT
+from wakekv.reproduction.claims import load_claims
+from wakekv.reproduction.notebooks import read
+from wakekv.reproduction.sources import imported_by
 
 FILES = sorted((ROOT / "wakekv").rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -61,7 +62,7 @@ def test_a_ring_needs_no_package_of_a_wider_one_and_does_nothing_on_import(ring,
 
 def test_a_blocked_package_is_indeed_not_to_be_had(tmp_path):
     with pytest.raises(AssertionError, match="torch"):
-        import_alone(["wakekv.record"], ["torch"], tmp_path)
+        import_alone(["wakekv.recording.record"], ["torch"], tmp_path)
 
 
 def test_the_command_line_shows_its_help_without_torch(tmp_path):
@@ -72,12 +73,6 @@ def test_the_command_line_shows_its_help_without_torch(tmp_path):
 def test_a_file_imports_only_from_files_above_it(path):
     above = ORDER[: ORDER.index(place(path)) + 1] if place(path) else []
     assert {place(other) for other in imported_by(path)} - {None} <= set(above)
-
-
-def place(path) -> str | None:
-    """The file, or the folder it lies in, as ORDER lists it; None for the package's own __init__."""
-    name = path.relative_to(ROOT / "wakekv").parts[0].removesuffix(".py")
-    return None if name == "__init__" else name
 
 
 def test_every_file_has_its_place_in_the_order():
@@ -142,7 +137,7 @@ def test_notebooks_are_numbered_once():
 
 
 def test_json_files_are_plain_json():
-    for path in [*(ROOT / "wakekv").glob("*.json"), ROOT / "artifact" / "published.json"]:
+    for path in [*(ROOT / "wakekv").rglob("*.json"), ROOT / "artifact" / "published.json"]:
         json.loads(path.read_text(encoding="utf-8"))
 
 

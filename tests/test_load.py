@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from wakekv.cache import ReversibleCache
 from wakekv.cache.pool import EMPTY
 from wakekv.cache.reading import digest
-from wakekv.record import record
+from wakekv.recording.record import record
 
 N_STEPS = int(os.environ.get("WAKEKV_STEPS", "500"))  # 50,000 to be thorough: make load
 SLACK = 32 << 20  # bytes that allocators may keep beside what is stored

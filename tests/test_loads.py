@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from wakekv import loads
 from wakekv.errors import InputError
+from wakekv.serving import loads
 
 
 class Letters:

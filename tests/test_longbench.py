@@ -13,9 +13,10 @@ import pytest
 import tiny
 import torch
 
-from wakekv import longbench, models, quality
 from wakekv.__main__ import main
+from wakekv.costs import longbench, quality
 from wakekv.errors import InputError
+from wakekv.recording import models
 
 MODEL = tiny.model("llama")
 MODEL.set_attn_implementation("sdpa")

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 from test_reproduce import book
 
-from wakekv import __version__, artifact, commands, reviewing
-from wakekv import reproduce as runner
+from wakekv import __version__, commands, reviewing
 from wakekv.__main__ import main
-from wakekv.claims import ROOT
-from wakekv.demand import demand
 from wakekv.errors import WakeKVError
+from wakekv.files import ROOT
+from wakekv.logs.demand import demand
+from wakekv.logs.trace import save_trace
 from wakekv.policies import POLICIES
-from wakekv.replay import replay
-from wakekv.trace import save_trace
+from wakekv.reproduction import artifact
+from wakekv.reproduction import reproduce as runner
+from wakekv.simulation.replay import replay
 
-COMMANDS = [commands.record, commands.simulate, commands.quality, commands.verify, commands.reproduce, commands.models,
+COMMANDS = [commands.record, commands.simulate, commands.quality, reviewing.verify, commands.reproduce, commands.models,
             commands.claims, commands.document, reviewing.tables, reviewing.study, reviewing.pack, reviewing.compare,
             reviewing.spotcheck, reviewing.site]  # fmt: skip
 
@@ -192,7 +193,7 @@ def test_record_refuses_a_log_that_is_there(log, capsys):
 
 
 def test_models_lists_every_model_without_the_network(capsys):
-    models = pytest.importorskip("wakekv.models", reason="models needs torch")
+    models = pytest.importorskip("wakekv.recording.models", reason="models needs torch")
     assert main(["models", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(models.MODELS)
     assert "did you mean" in refused(capsys, "models", "--fetch", "smollm")

@@ -18,8 +18,7 @@ import pandas as pd
 import pytest
 from malformed import Told, settled, told
 
-from wakekv.claims import ROOT
-from wakekv.files import write
+from wakekv.files import ROOT, write
 from wakekv.tables import as_csv
 
 TABLE = ROOT / "artifact" / "tables" / "malformed.csv"

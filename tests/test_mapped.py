@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
+from wakekv.cache.mapped import mapped
 from wakekv.errors import InputError
-from wakekv.mapped import mapped
 
 
 def test_it_is_zero_holds_what_is_written_and_leaves_no_file(tmp_path):

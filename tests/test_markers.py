@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wakekv import markers as M
 from wakekv.errors import InputError
-from wakekv.reads import read
+from wakekv.heads import markers as M
+from wakekv.heads.reads import read
 
 MARKER = 7
 

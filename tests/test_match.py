@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from test_simulate import random_demand
 
-from wakekv import match
 from wakekv.errors import InputError
-from wakekv.match import Curve
 from wakekv.policies import POLICIES
-from wakekv.simulate import curves
+from wakekv.simulation import match
+from wakekv.simulation.match import Curve
+from wakekv.simulation.simulate import curves
 
 PUBLISHED = json.loads((Path(__file__).parent.parent / "artifact" / "published.json").read_text())
 COMBINATIONS = list(PUBLISHED["table3_sweep"]["rows"])

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from wakekv import fetch, models
 from wakekv.errors import InputError, ModelError
+from wakekv.recording import fetch, models
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import shutil
 import fsspec
 import pytest
 
-from wakekv import places
-from wakekv.claims import ROOT
 from wakekv.errors import InputError, TraceError
-from wakekv.trace import save_trace, verify
+from wakekv.files import ROOT
+from wakekv.logs.trace import save_trace, verify
+from wakekv.reproduction import places
 
 SHIPPED = ROOT / "artifact" / "logs" / "smoke_smollm2-135m_niah_d50_s1.npz"
 

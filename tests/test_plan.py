@@ -10,16 +10,16 @@ import pytest
 import tiny
 import torch
 
-from wakekv import links, plan
 from wakekv.__main__ import main
 from wakekv.cache import ReversibleCache
-from wakekv.demand import demand
+from wakekv.costs import links, plan
+from wakekv.costs.links import LINKS, Link
 from wakekv.errors import InputError
-from wakekv.links import LINKS, Link
+from wakekv.logs.demand import demand
+from wakekv.logs.trace import save_trace
 from wakekv.policies import POLICIES
-from wakekv.replay import replay
-from wakekv.simulate import curves
-from wakekv.trace import save_trace
+from wakekv.simulation.replay import replay
+from wakekv.simulation.simulate import curves
 
 SLOW = Link("slow", 1e6, 1e-3, "made up")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from test_simulate import cycle, random_demand
 
-from wakekv.demand import Demand
 from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
 from wakekv.policies import POLICIES, Ledger, Policy
-from wakekv.simulate import curves, replay
+from wakekv.simulation.simulate import curves, replay
 
 FOR_EACH = pytest.mark.parametrize("name", POLICIES)
 FOR_EACH_ONLINE = pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if not policy.offline])

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
+from wakekv.heads.prefetch import predictors, prefetch, prefetch_table
+from wakekv.heads.reads import read
+from wakekv.heads.wakeups import FIRST, SIGNALS
+from wakekv.logs.demand import Demand, demand
 from wakekv.policies import POLICIES
-from wakekv.prefetch import predictors, prefetch, prefetch_table
-from wakekv.reads import read
-from wakekv.replay import replay
-from wakekv.wakeups import FIRST, SIGNALS
+from wakekv.simulation.replay import replay
 
 
 @pytest.fixture(scope="module", params=["cold", "warm"])

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from wakekv import texts
-from wakekv.claims import ROOT
 from wakekv.errors import InputError
-from wakekv.prompts import REGIMES, build, find
+from wakekv.files import ROOT
+from wakekv.recording import texts
+from wakekv.recording.prompts import REGIMES, build, find
 
 SEEDS = range(6)
 MATH500 = ROOT.parent / "shared" / "data" / "math500" / "math500.jsonl"

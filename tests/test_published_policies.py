@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_simulate import random_demand
 
-from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
+from wakekv.logs.demand import Demand, demand
 from wakekv.policies import POLICIES, Ledger
 from wakekv.policies.hetero import ALONE, HeteroCache, leaders, overlaps
 from wakekv.policies.offload import instability
 from wakekv.policies.order import interleave, newest_first, places
 from wakekv.policies.roles import echo_scores, far_weight, needle_scores, spans
-from wakekv.simulate import Curves, curves, replay
+from wakekv.simulation.simulate import Curves, curves, replay
 
 PUBLISHED = [name for name, policy in POLICIES.items() if policy.source and "WakeKV" not in policy.source]
 FOR_EACH = pytest.mark.parametrize("name", POLICIES)

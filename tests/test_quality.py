@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from wakekv import quality
+from wakekv.costs import quality
 from wakekv.errors import InputError
 
 MODEL = tiny.model("llama")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wakekv.errors import InputError
-from wakekv.reads import Reads, overlap_beyond_chance, page_sets, poolable, read, shared_pages
+from wakekv.heads.reads import Reads, overlap_beyond_chance, page_sets, poolable, read, shared_pages
 
 
 def pages_of(trace, head, step):

@@ -17,13 +17,13 @@ import pytest
 import tiny
 import torch
 
-from wakekv import journal as journal_module
-from wakekv import models, prompts
-from wakekv import record as record_module
 from wakekv.errors import InputError, ModelError, TraceError
-from wakekv.journal import Journal, part_of
-from wakekv.record import record, recording_key, repetition
-from wakekv.trace import open_trace, verify
+from wakekv.logs.trace import open_trace, verify
+from wakekv.recording import journal as journal_module
+from wakekv.recording import models, prompts
+from wakekv.recording import record as record_module
+from wakekv.recording.journal import Journal, part_of
+from wakekv.recording.record import record, recording_key, repetition
 
 K = 12
 

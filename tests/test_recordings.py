@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from wakekv import recordings
 from wakekv.errors import InputError, ModelError, WakeKVError
-from wakekv.profiles import PROFILES, Log
-from wakekv.recordings import ensure, logs, record_all
-from wakekv.trace import verify
+from wakekv.logs.trace import verify
+from wakekv.reproduction import recordings
+from wakekv.reproduction.profiles import PROFILES, Log
+from wakekv.reproduction.recordings import ensure, logs, record_all
 
 LOG = Log("tiny", "niah", 0, 12, 0.5, 60)
 PROFILE = replace(PROFILES["smoke"], name="tiny", logs=(LOG, replace(LOG, seed=1)))
@@ -26,7 +26,7 @@ def tiny(monkeypatch):
     pytest.importorskip("torch", reason="recording needs torch")
     import tiny
 
-    from wakekv import prompts
+    from wakekv.recording import prompts
 
     made, seen = tiny.loaded(), SimpleNamespace(loads=0)
     made.context = 1024
@@ -60,14 +60,14 @@ def test_a_log_is_recorded_again_when_its_entry_or_the_recorder_changed(tiny, tm
     if change == "entry":
         log = replace(LOG, steps=8)
     else:
-        monkeypatch.setattr(recordings, "_recorder", lambda: {"wakekv/record.py": "other"})
+        monkeypatch.setattr(recordings, "_recorder", lambda: {"wakekv/recording/record.py": "other"})
     assert ensure(log, tmp_path, progress=False) == path and tiny.loads == 2
     assert (contents(path) == first) == (change == "code")  # the recorder's own key was the same: the log is kept
     assert json.loads((path / "manifest.json").read_text())["n_steps"] == log.steps
 
 
 def test_an_interrupted_recording_goes_on_to_the_same_bytes(tiny, tmp_path, monkeypatch):
-    from wakekv import record
+    from wakekv.recording import record
 
     whole = contents(ensure(LOG, tmp_path / "whole", progress=False))
     real, calls = record._forward, []
@@ -133,7 +133,7 @@ def recorded(log, out, device, dtype):
     """In a worker: a tiny model's log."""
     import tiny
 
-    from wakekv.record import record
+    from wakekv.recording.record import record
 
     record(tiny.loaded(), tiny.prompt(n_script=20, seed=log.seed), f"{out}/{log.name}", progress=False)
     return 1.0

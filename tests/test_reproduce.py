@@ -11,18 +11,18 @@ import pytest
 from filelock import FileLock
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from wakekv import notebooks, recordings
-from wakekv import reproduce as reproduction
-from wakekv.claims import ROOT
 from wakekv.errors import InputError
-from wakekv.notebooks import NotebookError, parameters, read, run
-from wakekv.profiles import PROFILES
-from wakekv.reproduce import reproduce, summary
-from wakekv.sources import code_sha256, files_of
+from wakekv.files import ROOT
+from wakekv.reproduction import notebooks, recordings
+from wakekv.reproduction import reproduce as reproduction
+from wakekv.reproduction.notebooks import NotebookError, parameters, read, run
+from wakekv.reproduction.profiles import PROFILES
+from wakekv.reproduction.reproduce import reproduce, summary
+from wakekv.reproduction.sources import code_sha256, files_of
 
 DECLARES = 'profile: str = "smoke"\nout: str = "runs/smoke"'
 TABLE = 'path = Path(out) / "tables" / "t.csv"\npath.parent.mkdir(exist_ok=True)\n_ = path.write_text(profile)'
-DECIDES = """from wakekv.claims import decide, load_claims, write_claims
+DECIDES = """from wakekv.reproduction.claims import decide, load_claims, write_claims
 mine = [c.id for c in load_claims().values() if c.notebook == "07_real_system"]
 _ = write_claims(out, "07_real_system", [decide(i, note="no A30") for i in mine])"""
 
@@ -262,9 +262,14 @@ def test_code_counts_and_comments_do_not():
 def test_dependencies_follow_imports_through_the_package():
     import ast
 
-    found = files_of(ast.parse("from wakekv.simulate import curves\nimport numpy"))
-    assert {"wakekv/__init__.py", "wakekv/simulate.py", "wakekv/demand.py", "wakekv/policies/__init__.py"} <= set(found)
-    assert "wakekv/claims.py" not in found
+    found = files_of(ast.parse("from wakekv.simulation.simulate import curves\nimport numpy"))
+    assert {
+        "wakekv/__init__.py",
+        "wakekv/simulation/simulate.py",
+        "wakekv/logs/demand.py",
+        "wakekv/policies/__init__.py",
+    } <= set(found)
+    assert "wakekv/reproduction/claims.py" not in found
     assert set(files_of(ast.parse("1"))) == {"wakekv/__init__.py"}
 
 

@@ -12,11 +12,12 @@ import pytest
 import tiny
 import torch
 
-from wakekv import quality, results, system, trials
-from wakekv.compare import load_rules
+from wakekv.costs import quality, system, trials
 from wakekv.errors import InputError, WakeKVError
-from wakekv.profiles import PROFILES
-from wakekv.results import SIZES, Bench, bench
+from wakekv.reproduction import results
+from wakekv.reproduction.compare import load_rules
+from wakekv.reproduction.profiles import PROFILES
+from wakekv.reproduction.results import SIZES, Bench, bench
 
 
 @pytest.fixture
@@ -93,9 +94,9 @@ def test_a_process_that_was_killed_is_told_in_one_line_and_what_was_done_is_kept
 
 
 def test_the_code_that_counts_is_what_measures_and_not_the_pictures():
-    code = results._code("wakekv.trials")
+    code = results._code("wakekv.costs.trials")
     assert "wakekv/tiers/trial.py" in results._code("wakekv.tiers.trial").keys() - code.keys()
-    assert {"wakekv/trials.py", "wakekv/witness.py", "wakekv/cache/cache.py", "torch"} <= set(code)
+    assert {"wakekv/costs/trials.py", "wakekv/costs/witness.py", "wakekv/cache/cache.py", "torch"} <= set(code)
     assert not any("drawing" in name or "twins" in name for name in code)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakekv.errors import ModelError
-from wakekv.rows import Rows
+from wakekv.recording.rows import Rows
 
 N_LAYERS, N_HEADS, K = 2, 3, 8
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakekv.demand import demand
 from wakekv.errors import InputError, WakeKVError
+from wakekv.logs.demand import demand
 from wakekv.policies import POLICIES
-from wakekv.replay import replay
 from wakekv.scheduling import costs as priced
 from wakekv.scheduling import foresight, study
 from wakekv.scheduling.agents import Agent, Reserved, Split, fair_shares, jain
@@ -22,6 +21,7 @@ from wakekv.scheduling.profile import KEPT, SIGNS, Profile, profile, profiles
 from wakekv.scheduling.schedulers import SCHEDULERS, FirstCome, Option, TwoQueues, ValuePerMemory, greedy
 from wakekv.scheduling.server import Choice, Request, Server, alone, simulate
 from wakekv.scheduling.store import Store
+from wakekv.simulation.replay import replay
 
 COSTS = Costs(0.01, 0.002, 1e-5, 1e-6, 0.001, 4096, 1e8, 1e-4)
 

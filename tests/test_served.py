@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import section7
 
-from wakekv import served, table2
-from wakekv.demand import Demand
 from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
+from wakekv.serving import table2
+from wakekv.tables import served
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_thinned_demand_wants_what_the_whole_one_does_at_every_rth_step():
 
 def test_the_prediction_counts_what_a_replay_does_and_charges_ranking_by_r_and_waiting_by_the_misses():
     from wakekv.policies import POLICIES
-    from wakekv.replay import replay
+    from wakekv.simulation.replay import replay
 
     misses = served.predict([WANTS], 2)
     for name, every in served.RANKS.items():

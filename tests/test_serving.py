@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from wakekv import serving
-from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
-from wakekv.loads import Load, Question
+from wakekv.logs.demand import Demand, demand
+from wakekv.serving import sweep as serving
+from wakekv.serving.loads import Load, Question
 from wakekv.vllm.arm import read_demands, write_demands
 
 

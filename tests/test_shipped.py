@@ -11,13 +11,13 @@ import pytest
 from test_layers import BLOCK
 
 from wakekv.__main__ import main
-from wakekv.claims import ROOT
-from wakekv.demand import demand
 from wakekv.errors import InputError, TraceError
+from wakekv.files import ROOT
+from wakekv.logs.demand import demand
+from wakekv.logs.shipped import code, describe, open_log, open_shipped, pack, verify_shipped
+from wakekv.logs.trace import save_trace
 from wakekv.policies import POLICIES
-from wakekv.shipped import code, describe, open_log, open_shipped, pack, verify_shipped
-from wakekv.simulate import curves
-from wakekv.trace import save_trace
+from wakekv.simulation.simulate import curves
 
 LOGS = ROOT / "artifact" / "logs"
 EXACT = ("full", "frozen", "reactive", "evict", "shadow", "optimum", "fifo", "lfu", "random", "quest", "streamingllm")

@@ -10,11 +10,12 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from wakekv import kernels, simulate
-from wakekv.demand import Demand
+from wakekv import kernels
 from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
 from wakekv.policies import POLICIES, Ledger, Policy
-from wakekv.simulate import curves, replay
+from wakekv.simulation import simulate
+from wakekv.simulation.simulate import curves, replay
 
 COUNTS = ("misses", "missed_weight", "mean_pages", "peak_pages", "fetched", "stall_steps", "head_misses")
 PAIRS = int(os.environ.get("WAKEKV_PAIRS", "1500"))  # (trace, budget) pairs a check goes through; `make agree`: 10^5

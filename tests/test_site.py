@@ -13,10 +13,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from wakekv.claims import ROOT
-from wakekv.demand import demand
 from wakekv.errors import InputError
-from wakekv.shipped import open_shipped
+from wakekv.files import ROOT
+from wakekv.logs.demand import demand
+from wakekv.logs.shipped import open_shipped
 from wakekv.site import HERE, VENDORED, build, explorer, vendored
 from wakekv.site.page import Page, read
 

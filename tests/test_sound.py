@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wakekv.errors import TraceError
-from wakekv.sound import check
+from wakekv.logs.sound import check
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("torch", reason="recording needs torch")
 
 from wakekv.__main__ import main
-from wakekv.claims import ROOT
-from wakekv.shipped import open_shipped, pack
-from wakekv.spotcheck import about, compare
+from wakekv.files import ROOT
+from wakekv.logs.shipped import open_shipped, pack
+from wakekv.recording.spotcheck import about, compare
 
 SMOKE = ROOT / "artifact" / "logs" / "smoke_smollm2-135m_niah_d50_s1.npz"
 

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from supply import BUILDS, LOCKS, hashed, licence, pins
 
-from wakekv.claims import ROOT
+from wakekv.files import ROOT
 
 LOCKED = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for lock in LOCKS for pin in pins(lock)}
 

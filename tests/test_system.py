@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from wakekv import quality, system
+from wakekv.costs import quality, system
 from wakekv.errors import InputError
 
 TOKENS = torch.randint(1, 64, (70,), generator=torch.Generator().manual_seed(2)).tolist()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from wakekv import table2
 from wakekv.errors import InputError
+from wakekv.serving import table2
 
 
 def test_the_papers_run_is_exact_and_says_in_one_line_that_it_needs_its_gpu(monkeypatch):

@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from wakekv import places, tasks
 from wakekv.__main__ import main
-from wakekv.demand import demand
 from wakekv.errors import InputError
+from wakekv.logs.demand import demand
+from wakekv.logs.trace import open_trace, save_trace
 from wakekv.policies import POLICIES
 from wakekv.policies.classic import Recency
-from wakekv.simulate import curves
-from wakekv.study import studies
+from wakekv.reproduction import places, tasks
+from wakekv.simulation.simulate import curves
+from wakekv.simulation.study import studies
 from wakekv.tables import rates
-from wakekv.trace import open_trace, save_trace
 
 POLICY, BUDGETS = ("reactive", "evict", "adakv"), (3, 8)  # adakv: a floor, so a task a budget
 

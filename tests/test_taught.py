@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from wakekv import reinforce, taught
-from wakekv.demand import Demand, demand
 from wakekv.errors import InputError
+from wakekv.learning import reinforce, taught
+from wakekv.learning.taught import BASELINES, Prompt, interrogate
+from wakekv.logs.demand import Demand, demand
 from wakekv.policies import POLICIES, Ledger
 from wakekv.policies.experts import LeCaR
 from wakekv.policies.learned import AWAY, FEATURES, Learned, features
-from wakekv.simulate import curves, replay
-from wakekv.taught import BASELINES, Prompt, interrogate
+from wakekv.simulation.simulate import curves, replay
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import section8
 
-from wakekv import tiered
 from wakekv.errors import InputError
+from wakekv.tables import tiered
 
 
 def test_the_table_has_a_row_a_method_threshold_and_passage():

@@ -8,8 +8,8 @@ import tiny
 import torch
 from transformers import DynamicCache
 
-from wakekv import quality
 from wakekv.cache import ReversibleCache
+from wakekv.costs import quality
 from wakekv.errors import CacheError, InputError
 from wakekv.tiers import Sentences, Splitter, TieredCache, ends_of
 from wakekv.tiers.index import INDEXES, overlap, rounded

@@ -9,7 +9,7 @@ import tiny
 import torch
 from test_tiers import FULL, MODEL, N_VOCAB, PROMPT, ROOM, SPLITTER, START, TOKENS
 
-from wakekv import quality
+from wakekv.costs import quality
 from wakekv.errors import InputError
 from wakekv.tiers import Sentences, Splitter, TieredCache
 from wakekv.tiers.codes import BITS, coded, mixture, pack, product, unpack

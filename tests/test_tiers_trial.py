@@ -6,8 +6,8 @@ import pytest
 import tiny
 import torch
 
-from wakekv import tiered
 from wakekv.errors import InputError
+from wakekv.tables import tiered
 from wakekv.tiers import trial
 
 TOKENS = torch.randint(0, 64, (400,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wakekv.errors import InputError, TraceError
-from wakekv.trace import NAMES, Trace, layout, open_trace, position_dtype, save_trace, verify
+from wakekv.logs.trace import NAMES, Trace, layout, open_trace, position_dtype, save_trace, verify
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_save_that_fails_half_way_leaves_nothing(make_trace, tmp_path, monkeyp
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("wakekv.trace.write_manifest", full)
+    monkeypatch.setattr("wakekv.logs.trace.write_manifest", full)
     with pytest.raises(OSError, match="No space"):
         save_trace(make_trace(), tmp_path / "t")
     assert list(tmp_path.iterdir()) == []

@@ -7,12 +7,12 @@ import pytest
 import tiny
 import torch
 
-from wakekv import quality, trials, witness
 from wakekv.cache import ReversibleCache
+from wakekv.costs import quality, trials, witness
+from wakekv.costs.quality import ARMS
+from wakekv.costs.trials import POOLS
 from wakekv.errors import InputError
-from wakekv.quality import ARMS
-from wakekv.replay import replay
-from wakekv.trials import POOLS
+from wakekv.simulation.replay import replay
 
 MODEL = tiny.model("llama")
 MODEL.set_attn_implementation("sdpa")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import section6
 
-from wakekv import twins
 from wakekv.errors import InputError
+from wakekv.tables import twins
 
 
 def test_reversible_is_called_better_where_it_is_and_only_there():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from wakekv.errors import CacheError, InputError
-from wakekv.replay import replay
-from wakekv.residency import Residency
+from wakekv.simulation.replay import replay
+from wakekv.simulation.residency import Residency
 from wakekv.vllm import scoring, steps
 from wakekv.vllm.settings import Settings
 from wakekv.vllm.tier import FastTier, bits

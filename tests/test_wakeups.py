@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from wakekv.errors import InputError
-from wakekv.reads import read
-from wakekv.wakeups import (
+from wakekv.heads.reads import read
+from wakekv.heads.wakeups import (
     ENSEMBLE,
     FIRST,
     SIGNALS,

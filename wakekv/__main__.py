@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", metavar="DIR", help="one JSON a configuration (runs/system/<engine>-<profile>)")
     add("--json", action="store_true", help="print one JSON object")
 
-    add = command(commands.verify)
+    add = command(reviewing.verify)
     add("trace", nargs="*", metavar="LOG", help="the directory of a log")
 
     add = command(commands.reproduce)

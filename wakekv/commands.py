@@ -21,11 +21,11 @@ def record(options: argparse.Namespace) -> None:
       python -m wakekv record --model gemma3-270m --regime cot --steps 500 --out runs/mine/cot --resume
       python -m wakekv record --model mistral-7b --text greedy --device cuda --out runs/mine/mistral
     """
-    from wakekv import models, prompts
     from wakekv.files import writable
-    from wakekv.profiles import SAMPLING
-    from wakekv.record import record as record_log
-    from wakekv.trace import open_trace
+    from wakekv.logs.trace import open_trace
+    from wakekv.recording import models, prompts
+    from wakekv.recording.record import record as record_log
+    from wakekv.reproduction.profiles import SAMPLING
 
     lookup(options.regime, prompts.REGIMES, "regime")
     if (Path(options.out) / "manifest.json").exists() and not options.resume:
@@ -65,7 +65,7 @@ def simulate(options: argparse.Namespace) -> None:
       python -m wakekv simulate LOG --policy evict --unit kv_head --first-touch warm
       python -m wakekv simulate artifact/logs/smollm2-135m_niah_d25_s0.npz --policy reactive
     """
-    from wakekv import blocks
+    from wakekv.logs import blocks
     from wakekv.policies import POLICIES
 
     policy = lookup(options.policy, POLICIES, "policy")
@@ -95,9 +95,9 @@ def plan(options: argparse.Namespace) -> None:
       python -m wakekv plan runs/default/traces/smollm2-135m_niah_* --link pcie4 --step-ms 30 --max-slowdown 0.05
       python -m wakekv plan LOG LOG --link measure --step-ms 12 --dtype bfloat16 --policies reactive,evict --json
     """
-    from wakekv import links
-    from wakekv import plan as planning
-    from wakekv.trace import open_trace
+    from wakekv.costs import links
+    from wakekv.costs import plan as planning
+    from wakekv.logs.trace import open_trace
 
     traces = [open_trace(path) for path in options.trace]
     made = planning.plan(
@@ -125,8 +125,9 @@ def quality(options: argparse.Namespace) -> None:
       python -m wakekv quality --budgets 16,32 --lengths 1000,2000 --depths 0.25,0.5,0.75 --seeds 2
       python -m wakekv quality --longbench 2wikimqa.jsonl qasper.jsonl --samples 5 --lengths 2000 --json
     """
-    from wakekv import longbench, models
-    from wakekv.quality import accuracy, needles
+    from wakekv.costs import longbench
+    from wakekv.costs.quality import accuracy, needles
+    from wakekv.recording import models
 
     budgets, lengths = (numbers(getattr(options, name), f"--{name}") for name in ("budgets", "lengths"))
     depths, seeds = numbers(options.depths, "--depths", float), range(options.seeds)
@@ -166,38 +167,9 @@ def system(options: argparse.Namespace) -> None:
       python -m wakekv system --engine transformers --length 1024 --n-tokens 16 --out runs/mine/transformers
       python -m wakekv system --profile a30 --prompts leval.jsonl --longbench triviaqa.jsonl ... --out runs/a30
     """
-    from wakekv.table2 import asked
+    from wakekv.serving.table2 import asked
 
     asked(options)
-
-
-def verify(options: argparse.Namespace) -> None:
-    """Check that logs, and what the repository shows, are whole.
-
-    Compares every file of a log with its manifest, names the first that is missing, cut short, changed or foreign, and
-    the first number that attention cannot give. A shipped log, or a folder of them, is compared with the manifest that
-    lies beside it. Without a log: every file of artifact/ and figures/ with artifact/manifest.json.
-
-    examples:
-      python -m wakekv verify runs/default/traces/smollm2-135m_niah_d50_s0
-      python -m wakekv verify
-      python -m wakekv verify runs/default/traces/*/ artifact/logs
-    """
-    from wakekv import artifact, sound
-    from wakekv.claims import ROOT
-    from wakekv.shipped import is_shipped, verify_shipped
-    from wakekv.trace import open_trace, read_manifest, verify
-
-    for path in options.trace or ["artifact"]:
-        if Path(path).resolve() == (ROOT / "artifact").resolve():
-            print(f"what the repository shows: whole, {artifact.check()} files as {artifact.MANIFEST} says")
-        elif is_shipped(path):
-            names = verify_shipped(path)
-            print(f"{path}: whole, {len(names)} shipped log{'s' * (len(names) > 1)} as the manifest says")
-        else:
-            verify(path)
-            sound.check(open_trace(path), path)
-            print(f"{path}: whole, {len(read_manifest(path)['files'])} files as its manifest says")
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -212,7 +184,7 @@ def reproduce(options: argparse.Namespace) -> None:
       python -m wakekv reproduce --out runs/mine --only 04
       python -m wakekv reproduce --profile full --out runs/a30
     """
-    from wakekv.reproduce import reproduce
+    from wakekv.reproduction.reproduce import reproduce
 
     only, settings = names(",".join(options.only)), dict(_setting(text) for text in options.parameter)
     reproduce(options.profile, options.out, only=only, force=options.force, settings=settings)
@@ -227,7 +199,7 @@ def models(options: argparse.Namespace) -> None:
       python -m wakekv models
       python -m wakekv models --fetch smollm2-135m gemma3-270m
     """
-    from wakekv.models import describe, fetch
+    from wakekv.recording.models import describe, fetch
 
     for name in options.fetch:
         print(f"{name}: {fetch(name)}")
@@ -251,7 +223,7 @@ def claims(options: argparse.Namespace) -> int:
       python -m wakekv claims
       python -m wakekv claims --out runs/smoke --json
     """
-    from wakekv.claims import table
+    from wakekv.reproduction.claims import table
     from wakekv.verdicts import as_text
 
     if not Path(options.out).is_dir():
@@ -270,8 +242,8 @@ def document(options: argparse.Namespace) -> None:
     examples:
       python -m wakekv document
     """
-    from wakekv import artifact
-    from wakekv.document import document
+    from wakekv.reproduction import artifact
+    from wakekv.reproduction.document import document
 
     changed = document()
     print(f"REPRODUCE.md: {'brought up to date' if changed else 'up to date'}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wakekv import gained, measured, taught, tiered, twins
 from wakekv.drawing.beyond import gap_closed, pool_map, pool_price
 from wakekv.drawing.cache import cost_growth, equal_memory, needle_map, stall_price, step_parts, ten_steps
 from wakekv.drawing.churn import drift_settings, head_pages, spells, table_4, wakers
@@ -24,9 +23,10 @@ from wakekv.drawing.scheduling import fairness, load_curves, request_waits, said
 from wakekv.drawing.serving import engine_front, engine_growth, engine_parts
 from wakekv.drawing.tiers import tier_answers, tier_codes, tier_memory, tier_sharing, tier_sweep
 from wakekv.drawing.wakeups import alarms, forest, leads, mirage
-from wakekv.matched import headline, sensitivity, seven, systems
+from wakekv.learning import taught
 from wakekv.scheduling import tables as scheduling
-from wakekv.tables import Table, logs, sweep, variants
+from wakekv.tables import Table, gained, logs, measured, sweep, tiered, twins, variants
+from wakekv.tables.matched import headline, sensitivity, seven, systems
 
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",

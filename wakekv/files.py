@@ -15,6 +15,8 @@ from typing import Any
 
 from wakekv.errors import InputError
 
+ROOT = Path(__file__).resolve().parent.parent  # the checkout: where artifact/, figures/ and notebooks/ lie
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:

@@ -9,12 +9,41 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from wakekv.claims import ROOT, published
 from wakekv.commands import names, numbers
 from wakekv.errors import InputError
-from wakekv.files import writable
+from wakekv.files import ROOT, writable
+from wakekv.reproduction.claims import published
 
 SHIPPED = ROOT / "artifact" / "logs"
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Check that logs, and what the repository shows, are whole.
+
+    Compares every file of a log with its manifest, names the first that is missing, cut short, changed or foreign, and
+    the first number that attention cannot give. A shipped log, or a folder of them, is compared with the manifest that
+    lies beside it. Without a log: every file of artifact/ and figures/ with artifact/manifest.json.
+
+    examples:
+      python -m wakekv verify runs/default/traces/smollm2-135m_niah_d50_s0
+      python -m wakekv verify
+      python -m wakekv verify runs/default/traces/*/ artifact/logs
+    """
+    from wakekv.logs import sound
+    from wakekv.logs.shipped import is_shipped, verify_shipped
+    from wakekv.logs.trace import open_trace, read_manifest, verify
+    from wakekv.reproduction import artifact
+
+    for path in options.trace or ["artifact"]:
+        if Path(path).resolve() == (ROOT / "artifact").resolve():
+            print(f"what the repository shows: whole, {artifact.check()} files as {artifact.MANIFEST} says")
+        elif is_shipped(path):
+            names = verify_shipped(path)
+            print(f"{path}: whole, {len(names)} shipped log{'s' * (len(names) > 1)} as the manifest says")
+        else:
+            verify(path)
+            sound.check(open_trace(path), path)
+            print(f"{path}: whole, {len(read_manifest(path)['files'])} files as its manifest says")
 
 
 def tables(options: argparse.Namespace) -> None:
@@ -30,13 +59,14 @@ def tables(options: argparse.Namespace) -> None:
       python -m wakekv tables --out runs/shipped
       python -m wakekv tables artifact/logs/gemma3-270m_cot_s0.npz --out runs/one
     """
-    from wakekv import kernels, matched
+    from wakekv import kernels
     from wakekv import tables as written
-    from wakekv.contests import SEVEN, SURVEY
+    from wakekv.logs.shipped import open_log
     from wakekv.policies import POLICIES
-    from wakekv.profiles import PROFILES
-    from wakekv.shipped import open_log
-    from wakekv.study import PAPER, studies
+    from wakekv.reproduction.profiles import PROFILES
+    from wakekv.simulation.study import PAPER, studies
+    from wakekv.tables import matched
+    from wakekv.tables.contests import SEVEN, SURVEY
 
     folder, paths = writable(Path(options.out) / "tables"), [Path(path) for path in options.log] or _shipped()
     logs, budgets, paper = [open_log(path) for path in paths], PROFILES["default"].budgets, published()
@@ -74,8 +104,8 @@ def study(options: argparse.Namespace) -> int:
       python -m wakekv study runs/default/traces --models gemma3-270m --regimes niah,cot --jobs 4 --out runs/study
       python -m wakekv study s3://bucket/logs --dask tcp://scheduler:8786 --out runs/study
     """
-    from wakekv import tasks
-    from wakekv.study import PAPER
+    from wakekv.reproduction import tasks
+    from wakekv.simulation.study import PAPER
 
     if options.jobs < 1:
         raise InputError(f"--jobs counts processes from 1, not {options.jobs}")
@@ -109,8 +139,9 @@ def pack(options: argparse.Namespace) -> None:
     examples:
       python -m wakekv pack runs/default/traces/smollm2-135m_niah_d25_s0 --out artifact/logs
     """
-    from wakekv import shipped, spotcheck
-    from wakekv.trace import open_trace
+    from wakekv.logs import shipped
+    from wakekv.logs.trace import open_trace
+    from wakekv.recording import spotcheck
 
     about, folder = {}, writable(options.out)
     for path in map(Path, options.log):
@@ -135,7 +166,7 @@ def compare(options: argparse.Namespace) -> int:
       python -m wakekv compare runs/smoke runs/again --exact
       python -m wakekv compare reference runs/mine --both --only tables --json
     """
-    from wakekv import compare as comparing
+    from wakekv.reproduction import compare as comparing
 
     rules = comparing.load_rules(options.tolerances or comparing.TOLERANCES)
     rules = comparing.exact(rules) if options.exact else rules
@@ -159,9 +190,10 @@ def spotcheck(options: argparse.Namespace) -> int:
       python -m wakekv spotcheck artifact/logs/*.npz --json
       python -m wakekv spotcheck --engine vllm --steps 20 --share 0.99
     """
-    from wakekv import logged, record
-    from wakekv.shipped import verify_shipped
-    from wakekv.spotcheck import spotcheck as again
+    from wakekv.logs.shipped import verify_shipped
+    from wakekv.recording import record
+    from wakekv.recording.spotcheck import spotcheck as again
+    from wakekv.serving import logged
 
     by = {"transformers": record.record, "vllm": logged.record}[options.engine]
     if not 0 <= options.share <= 1:

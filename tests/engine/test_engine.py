@@ -11,11 +11,11 @@ import transformers
 from engines import ALL, RULES, arm, name_of
 from safetensors.torch import load_file
 
+from wakekv.costs.system import passages
 from wakekv.errors import WakeKVError
-from wakekv.models import fetch
-from wakekv.replay import replay
-from wakekv.serving import divergence
-from wakekv.system import passages
+from wakekv.recording.models import fetch
+from wakekv.serving.sweep import divergence
+from wakekv.simulation.replay import replay
 from wakekv.vllm.arm import Arm, read_demands
 from wakekv.vllm.settings import Settings
 

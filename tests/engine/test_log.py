@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wakekv import logged, models
 from wakekv.errors import InputError
-from wakekv.prompts import build
-from wakekv.record import record
-from wakekv.shipped import open_shipped, pack
-from wakekv.spotcheck import compare, pieces
-from wakekv.trace import open_trace
+from wakekv.logs.shipped import open_shipped, pack
+from wakekv.logs.trace import open_trace
+from wakekv.recording import models
+from wakekv.recording.prompts import build
+from wakekv.recording.record import record
+from wakekv.recording.spotcheck import compare, pieces
+from wakekv.serving import logged
 
 STEPS = 20
 

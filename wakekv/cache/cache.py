@@ -19,15 +19,15 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from wakekv.attention import REFUSED
 from wakekv.cache.books import Books
 from wakekv.cache.layer import PagedLayer, Sizes
 from wakekv.cache.reading import How
 from wakekv.cache.settings import Settings
 from wakekv.cache.shared import Shared
 from wakekv.cache.steps import Steps, windowed
-from wakekv.demand import Demand
 from wakekv.errors import CacheError, InputError
+from wakekv.logs.demand import Demand
+from wakekv.recording.attention import REFUSED
 
 
 class ReversibleCache(Cache):

@@ -28,7 +28,7 @@ from wakekv.cache.reading import (
 from wakekv.cache.reservoir import Reservoir
 from wakekv.cache.shared import Shared
 from wakekv.errors import CacheError
-from wakekv.trace import PROMPT_ROWS
+from wakekv.logs.trace import PROMPT_ROWS
 
 
 class Sizes(NamedTuple):

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from wakekv.cache import loops
+from wakekv.cache.mapped import mapped
 from wakekv.errors import CacheError
-from wakekv.mapped import mapped
 
 TRIES = 3  # how often a read is tried before it is given up
 

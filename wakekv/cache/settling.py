@@ -15,7 +15,7 @@ from wakekv.cache.host import Host, Wanted, destroy_absent, put_open
 from wakekv.cache.layer import PagedLayer
 from wakekv.cache.pool import EMPTY
 from wakekv.cache.shared import Shared, Store
-from wakekv.residency import Residency
+from wakekv.simulation.residency import Residency
 
 
 class Settling(Host):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from wakekv.demand import Demand
 from wakekv.errors import CacheError
+from wakekv.logs.demand import Demand
 
 NEVER = np.iinfo(np.int32).max  # step at which a page that does not exist yet comes to be
 

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from wakekv.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, gap, groups, pick, splits
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, Picture, canvas, styled
 from wakekv.drawing.pooled import bar, colours_of
 from wakekv.errors import InputError
-from wakekv.gained import IN_CACHE, IN_TIME, SPLITS
-from wakekv.twins import ALL, estimated
+from wakekv.simulation.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, gap, groups, pick, splits
+from wakekv.tables.gained import IN_CACHE, IN_TIME, SPLITS
+from wakekv.tables.twins import ALL, estimated
 
 LINES = {
     OURS: {"color": ORANGE, "label": "commons"},

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from wakekv import stats, twins
+from wakekv import stats
 from wakekv.drawing.mechanism import DESTROYED, FETCHED, LOST, READ, RESERVOIR, RESIDENT, STATES, UNSEEN
 from wakekv.drawing.picture import (
     BLACK,
@@ -28,6 +28,7 @@ from wakekv.drawing.picture import (
     thousands,
 )
 from wakekv.errors import InputError
+from wakekv.tables import twins
 
 LOOK = {  # of an arm
     "reversible": {"color": ORANGE, "marker": "o"},

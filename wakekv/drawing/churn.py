@@ -9,15 +9,15 @@ import pandas as pd
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from wakekv.churn import drift_sweep, survival
-from wakekv.churn import spells as spells_of
 from wakekv.drawing.picture import BLACK, BLUE, GREY, ORANGE, Picture, canvas, styled
 from wakekv.drawing.pooled import PAPER, bar, colours_of, legend, logs_stamp, of, panels, stretch
 from wakekv.drawing.reading import SCORE_COLOURS, SCORE_EDGES
 from wakekv.errors import InputError
-from wakekv.pools import TABLE_4, Pool, counted, stamp
-from wakekv.reads import DRIFT_BELOW, DRIFT_WINDOW, Reads
-from wakekv.wakeups import WAKE, events
+from wakekv.heads.churn import drift_sweep, survival
+from wakekv.heads.churn import spells as spells_of
+from wakekv.heads.pools import TABLE_4, Pool, counted, stamp
+from wakekv.heads.reads import DRIFT_BELOW, DRIFT_WINDOW, Reads
+from wakekv.heads.wakeups import WAKE, events
 
 WINDOWS = {4: "#c6dbef", DRIFT_WINDOW: "#6baed6", 16: "#2171b5", 32: "#08306b"}
 THRESHOLDS = tuple(np.arange(1, 20) / 20)

@@ -10,12 +10,12 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from wakekv import stats
-from wakekv.bursts import NULLS, SHARES, top_steps
 from wakekv.drawing.picture import BLACK, BLUE, GREY, ORANGE, PINK, Picture, canvas, styled
 from wakekv.drawing.pooled import PAPER, bar, colours_of, legend, of, panels, signal_style
-from wakekv.markers import ALPHA, SEEN
-from wakekv.pools import Pool, counted, find, stamp
-from wakekv.wakeups import QUIET, events
+from wakekv.heads.bursts import NULLS, SHARES, top_steps
+from wakekv.heads.markers import ALPHA, SEEN
+from wakekv.heads.pools import Pool, counted, find, stamp
+from wakekv.heads.wakeups import QUIET, events
 
 NULL_COLOURS = dict(zip(NULLS, ("0.72", "0.45")))
 SAVED = {"misses_saved": "misses saved", "misses_saved_at_wakeups": "of those at wake-ups"}

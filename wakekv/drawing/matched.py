@@ -9,12 +9,13 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from wakekv import match, stats
-from wakekv.contests import MATCHED, NAMES, OURS, contest, method_of, short, survey
+from wakekv import stats
 from wakekv.drawing.picture import BLACK, BLUE, GREY, ORANGE, Picture, canvas, styled
 from wakekv.drawing.policies import BUDGETS, stamp
 from wakekv.errors import InputError
-from wakekv.study import Study
+from wakekv.simulation import match
+from wakekv.simulation.study import Study
+from wakekv.tables.contests import MATCHED, NAMES, OURS, contest, method_of, short, survey
 
 WHEN = {"offline": "offline, before any text", "prefill": "at prefill", "decode": "while decoding"}
 GIVES_UP = {"recoverable": "given up: recoverable", "destroyed": "given up: destroyed"}

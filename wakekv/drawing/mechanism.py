@@ -10,13 +10,13 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from wakekv.demand import Demand, demand
 from wakekv.drawing.picture import BLACK, BLUE, ORANGE, Picture, canvas, policy_style, styled
 from wakekv.drawing.reading import log_stamp
 from wakekv.errors import InputError, lookup
+from wakekv.logs.demand import Demand, demand
+from wakekv.logs.trace import Trace
 from wakekv.policies import POLICIES
-from wakekv.replay import replay
-from wakekv.trace import Trace
+from wakekv.simulation.replay import replay
 
 # What a page is to its head at one step; the index is the value in the grid.
 STATES = {

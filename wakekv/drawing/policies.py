@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from wakekv import tables
 from wakekv.drawing.picture import Picture, canvas, policy_style, styled, thousands
 from wakekv.errors import InputError
-from wakekv.study import PAPER, Study
+from wakekv.simulation.study import PAPER, Study
 
 BUDGETS = (8, 16, 32, 64)  # the paper's
 

@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, canvas
 from wakekv.drawing.reading import log_stamp
 from wakekv.errors import InputError
-from wakekv.pools import Pool, stamp
-from wakekv.reads import Reads
-from wakekv.study import machine
+from wakekv.heads.pools import Pool, stamp
+from wakekv.heads.reads import Reads
+from wakekv.simulation.study import machine
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)  # of models or regimes, in order of appearance
 PAPER = {"marker": "D", "markerfacecolor": "white", "color": BLACK, "linestyle": "", "markersize": 4.5}  # as published

@@ -11,10 +11,10 @@ from matplotlib.patches import Rectangle
 
 from wakekv.drawing.picture import BLUE, ORANGE, YELLOW, Picture, canvas, styled
 from wakekv.errors import InputError
-from wakekv.reads import Reads
-from wakekv.study import machine
-from wakekv.trace import PAGE, Trace
-from wakekv.wakeups import REST, WAKE, events
+from wakekv.heads.reads import Reads
+from wakekv.heads.wakeups import REST, WAKE, events
+from wakekv.logs.trace import PAGE, Trace
+from wakekv.simulation.study import machine
 
 READ = LinearSegmentedColormap.from_list("read", ["#c6dbef", "#6baed6", "#2171b5", "#08306b", "#000000"])
 SCORE_EDGES = [0, REST, WAKE, 0.4, 0.6, 0.8, 1.0]

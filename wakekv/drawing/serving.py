@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from wakekv import served
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, Picture, canvas, styled
+from wakekv.tables import served
 
 COLOUR = dict(zip((*served.PARTS.values(), "the rest of the model"), (YELLOW, ORANGE, BLUE, PINK, "#d9d9d9")))
 LOOK = {"stock": (BLACK, "s"), "flexicache": (BLUE, "D"), "destructive": (GREEN, "X")}

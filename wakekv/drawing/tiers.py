@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from wakekv import tiered
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, Picture, canvas, styled
+from wakekv.tables import tiered
 
 LOOK = {  # of (family, method); the rest are grey points
     ("sentences", "exact"): {"color": ORANGE, "marker": "o"},

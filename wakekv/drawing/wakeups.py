@@ -10,10 +10,10 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, Picture, canvas, styled
 from wakekv.drawing.pooled import PAPER, bar, legend, logs_stamp, of, panels, signal_style, spelt, stretch
-from wakekv.grading import LEADS, METRICS, Tally, grade, hot, oracle, precision_recall
-from wakekv.pools import LEAD, Pool, counted, stamp
-from wakekv.reads import Reads
-from wakekv.wakeups import ALARM, ENSEMBLE, FIRST, REST, SIGNALS, WAKE, events, zscores
+from wakekv.heads.grading import LEADS, METRICS, Tally, grade, hot, oracle, precision_recall
+from wakekv.heads.pools import LEAD, Pool, counted, stamp
+from wakekv.heads.reads import Reads
+from wakekv.heads.wakeups import ALARM, ENSEMBLE, FIRST, REST, SIGNALS, WAKE, events, zscores
 
 NAMES = (*SIGNALS, ENSEMBLE)
 BETAS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)  # what the oracle weighs recall by, from precision to recall

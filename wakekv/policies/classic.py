@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from wakekv.errors import InputError
+
 from .ledger import Ledger
 from .policy import Policy
 

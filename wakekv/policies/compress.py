@@ -12,8 +12,9 @@ from typing import Literal
 import numpy as np
 from scipy.ndimage import maximum_filter1d
 
-from ..demand import Demand
-from ..errors import InputError
+from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
+
 from .ledger import Ledger
 from .order import interleave, newest_first, places
 from .policy import Policy

@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from ..demand import Demand
+from wakekv.logs.demand import Demand
+
 from .ledger import Ledger
 from .policy import Policy
 from .roles import per_head

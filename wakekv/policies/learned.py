@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import InputError
+from wakekv.errors import InputError
+
 from .ledger import Ledger
 from .policy import Policy
 from .pooled import SIGNALS, signals

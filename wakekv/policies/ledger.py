@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from .. import kernels
-from ..demand import Demand
-from ..errors import InputError
+from wakekv import kernels
+from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
 
 UNKNOWN = -1
 State = TypeVar("State")

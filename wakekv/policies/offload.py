@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from .. import kernels
-from ..demand import Demand
-from ..errors import InputError
+from wakekv import kernels
+from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
+
 from .ledger import Ledger
 from .policy import Policy
 

@@ -18,8 +18,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..demand import Demand
-from ..errors import InputError
+from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
+
 from .ledger import Ledger
 
 

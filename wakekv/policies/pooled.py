@@ -16,7 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import InputError
+from wakekv.errors import InputError
+
 from .classic import Frequency
 from .ledger import Ledger
 from .policy import Policy
@@ -57,7 +58,7 @@ class Commons(Policy):
     """All heads' pages in the order of their odds of being read at the next step, by two logistic regressions on
     SIGNALS: one for pages that were read at this step, one for the others.
 
-    The 32 numbers are those of commons.json, fitted by `python -m wakekv.learn` on the training prompts of
+    The 32 numbers are those of commons.json, fitted by `python -m wakekv.learning.learn` on the training prompts of
     artifact/split.yaml alone; they know no head, layer, model or budget. What a cache should keep is what it will want,
     which others have learned for storage (learned relaxed Belady: Song et al., NSDI 2020); here the host's own trace
     also tells of pages that are not resident, since the reservoir keeps them and they are wanted all the same.

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..demand import Demand
-from ..errors import InputError
-from ..trace import Trace
+from wakekv.errors import InputError
+from wakekv.logs.demand import Demand
+from wakekv.logs.trace import Trace
+
 from .compress import SnapKV, StreamingLLM
 from .ledger import Ledger
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from wakekv.errors import InputError
-from wakekv.served import GROWTH, RECORDED, load
+from wakekv.tables.served import GROWTH, RECORDED, load
 
 KV_HEADS, PAGE = 90, 16  # of the engine's runs: smollm2-135m
 RANKED = {"stock": None, "reactive-r1": 1, "reactive-r16": 16}  # configuration -> steps between rankings, None: none

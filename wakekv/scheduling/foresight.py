@@ -10,7 +10,7 @@ import pandas as pd
 
 from wakekv import stats
 from wakekv.errors import InputError
-from wakekv.learn import logistic
+from wakekv.learning.learn import logistic
 from wakekv.scheduling.profile import START, Profile
 
 

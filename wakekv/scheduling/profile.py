@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wakekv.demand import demand
 from wakekv.errors import InputError, lookup
-from wakekv.learn import part_of
+from wakekv.learning.learn import part_of
+from wakekv.logs.demand import demand
 from wakekv.policies import POLICIES, Ledger, Policy
 from wakekv.policies.classic import Recency
-from wakekv.residency import Residency
+from wakekv.simulation.residency import Residency
 
 SIGNS = (  # what is known before a step, for foresight.py: all of the past
     "last",  # log of the pages that the step before brought back

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from wakekv.claims import table
 from wakekv.errors import InputError
 from wakekv.files import writable
-from wakekv.shipped import open_shipped
+from wakekv.logs.shipped import open_shipped
+from wakekv.reproduction.claims import table
 from wakekv.site import explorer
 from wakekv.site.page import Page, read
 from wakekv.verdicts import VERDICTS

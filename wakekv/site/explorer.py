@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from wakekv.demand import Demand, demand
+from wakekv.logs.demand import Demand, demand
+from wakekv.logs.shipped import Shipped
 from wakekv.policies import POLICIES
-from wakekv.shipped import Shipped
-from wakekv.simulate import curves
+from wakekv.simulation.simulate import curves
 
 NAMES = ("reactive", "evict", "frozen", "optimum", "lfu", "fifo", "full")  # replay.js knows the same
 HEADS, BUDGET = 48, 32

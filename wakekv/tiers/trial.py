@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from wakekv.cache import ReversibleCache
+from wakekv.costs.quality import divergence
 from wakekv.errors import InputError
 from wakekv.policies import POLICIES, Policy
-from wakekv.quality import divergence
-from wakekv.texts import read_filler
+from wakekv.recording.texts import read_filler
 from wakekv.tiers.cache import Tier, TieredCache
 from wakekv.tiers.index import overlap
 from wakekv.tiers.merging import Codebook, Layered, Merged

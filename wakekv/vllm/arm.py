@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from wakekv.demand import Demand
 from wakekv.errors import WakeKVError
+from wakekv.logs.demand import Demand
 
 SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

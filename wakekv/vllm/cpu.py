@@ -24,8 +24,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from wakekv.cache.mapped import mapped
 from wakekv.errors import InputError
-from wakekv.mapped import mapped
 from wakekv.vllm.backend import Split, SplitBuilder, SplitImpl, checked
 from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings

@@ -15,7 +15,7 @@ from wakekv.vllm.backend import Runner
 from wakekv.vllm.settings import Settings
 
 if TYPE_CHECKING:
-    from wakekv.demand import Demand
+    from wakekv.logs.demand import Demand
     from wakekv.vllm.tier import FastTier
 
 FIXED = ("page", "folder")  # once an engine has started: they are its cache's

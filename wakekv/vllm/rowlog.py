@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from wakekv.errors import ModelError
-from wakekv.rows import Rows
-from wakekv.trace import PAGE, PROMPT_ROWS
+from wakekv.logs.trace import PAGE, PROMPT_ROWS
+from wakekv.recording.rows import Rows
 
 
 class RowLog:

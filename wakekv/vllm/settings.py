@@ -63,7 +63,7 @@ class Settings:
             if self.timing != "lagged":
                 raise InputError("flexicache ranks after it attends: ask for timing='lagged'")
             if not self.profile:
-                raise InputError("flexicache needs the profile of a calibration: wakekv.serving.profiled makes one")
+                raise InputError("flexicache needs the profile of a calibration: serving.sweep.profiled makes one")
             if self.wants not in (None, self.budget):
                 raise InputError("flexicache chooses its budget whole: leave wants out")
         elif self.profile:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from wakekv.demand import Demand
 from wakekv.errors import CacheError, InputError
+from wakekv.logs.demand import Demand
 from wakekv.vllm import kernels, scoring
 from wakekv.vllm.settings import Settings
 

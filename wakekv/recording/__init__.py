@@ -1,0 +1,1 @@
+"""From a model to a log: models, prompts, and the attention that sees whole rows."""

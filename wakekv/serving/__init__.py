@@ -1,0 +1,1 @@
+"""What the pages cost in a serving engine, and what engines are asked."""
