@@ -76,6 +76,22 @@ def test_logged_reads_equal_eager_attention(family, n_prompt, tmp_path, log_rows
     np.testing.assert_allclose(trace.prompt_pages, pages, atol=1e-3)
 
 
+@pytest.mark.parametrize("family", tiny.CONFIGS)
+def test_a_script_in_passes_of_many_steps_is_logged_as_step_by_step(family, tmp_path, monkeypatch):
+    logs = []
+    for block in (1, 7, 16):
+        monkeypatch.setattr(record_module, "BLOCK", block)
+        out = record(tiny.loaded(family), tiny.prompt(60, n_script=30), tmp_path / str(block), k=K, progress=False)
+        logs.append(open_trace(out))
+    alone, *others = logs
+    assert [log.manifest["block"] for log in logs] == [1, 7, 16]
+    for log in others:
+        assert np.array_equal(log.choice, alone.choice) and log.manifest["agreement"] == alone.manifest["agreement"]
+        assert np.mean(log.positions == alone.positions) > 0.999  # weights equal to rounding may change places
+        for name in ("weights", "needle_mass", "sink_mass", "local_mass", "entropy", "key_means"):
+            np.testing.assert_allclose(getattr(log, name), getattr(alone, name), atol=1e-3, err_msg=name)
+
+
 @pytest.mark.model
 def test_real_steps_equal_eager_attention(tmp_path, log_rows):
     loaded = models.load("smollm2-135m", dtype="float32", device="cpu")
@@ -446,8 +462,10 @@ def test_weights_that_are_not_numbers_name_layer_and_step(tmp_path):
     with torch.no_grad():
         loaded.model.model.embed_tokens.weight[7] = float("inf")
     prompt = tiny.prompt(50, n_script=10)
-    prompt.tokens, prompt.script = tuple(t % 7 for t in prompt.tokens), (1, 2, 3, 7, 1)
-    with pytest.raises(ModelError, match="layer 0 .*not numbers at step 4: load the model with dtype float32"):
+    prompt.tokens, prompt.script = tuple(t % 7 for t in prompt.tokens), (*[1, 2, 3] * 5, 7, 1)
+    with pytest.raises(
+        ModelError, match="layer 0 .*not numbers in the pass of step 16: load the model with dtype float32"
+    ):
         record(loaded, prompt, tmp_path / "t", k=K, progress=False)
     assert not (tmp_path / "t").exists()
 

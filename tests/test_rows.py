@@ -106,6 +106,6 @@ def test_weights_that_are_not_numbers_name_layer_step_and_the_way_out(bad, step)
     broken = np.zeros((N_HEADS, 20))
     broken[1, 7] = bad
     note(rows, np.zeros((N_HEADS, 20)), 0)
-    with pytest.raises(ModelError, match=f"layer 1 .* not numbers at step {step}: .*float32"):
+    with pytest.raises(ModelError, match=f"layer 1 .* not numbers in the pass of step {step}: .*float32"):
         note(rows, broken, 1)
         rows.take()

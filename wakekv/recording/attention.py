@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 from wakekv.errors import ModelError
 from wakekv.logs.trace import PAGE, PROMPT_ROWS
-from wakekv.recording.rows import Rows
+from wakekv.recording.rows import HELD_BYTES, Rows
 
 NAME = "wakekv"
 REFUSED = ("s_aux", "position_bias")  # arguments that change the weights in ways that are not implemented here
@@ -74,16 +74,20 @@ class Reader:
     """Attends for a model of `n_layers` layers over up to `length` tokens, and notes in `rows` what its heads read.
 
     `mode` says what the next forward pass is: "prefill" (nothing is noted), "rows" (up to 32 rows whose page weights
-    are kept in `prompt_pages`), "step" (one token, noted in `rows`) or "plain" (one token, nothing noted).
+    are kept in `prompt_pages`), "step" (a token, or several that are known, each a step to `take`) or "plain" (the
+    same, nothing noted).
     """
 
     def __init__(self, n_layers: int, length: int, n_prompt: int, needle: list[list[int]], k: int) -> None:
         self.mode, self.n_prompt = "prefill", n_prompt
-        self.rows = Rows(n_layers, k, needle, length)
+        self._new = lambda held: Rows(n_layers, k, needle, length, held)
+        self._rows: list[Rows] = []  # one for each token of a pass
+        self._steps: list[Rows] = []  # noted and not yet taken
+        self._taken, self.n_heads = 0, 0  # steps taken; heads of all layers, known once one is
         self.cache = Cache(layers=[HeldLayer(length) for _ in range(n_layers)])
         self.windows: dict[int, int | None] = {}  # layer -> how many positions it sees; None: all
         self.prompt_pages: dict[int, np.ndarray] = {}  # layer -> float16 [head, 32, page]
-        self._masks: dict[int, tuple[torch.Tensor, int, int | None]] = {}  # by id: the mask, its start, its window
+        self._masks: dict[int, tuple[torch.Tensor, list[int], int | None]] = {}  # by id: mask, starts, window
 
     @contextmanager
     def attached(self, model: torch.nn.Module) -> Iterator[None]:
@@ -105,7 +109,7 @@ class Reader:
                 interface._global_mapping.pop(NAME)
 
     def mask(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        """The mask function: SDPA's. Of a one-token pass it remembers where the visible part of the context starts."""
+        """The mask function: SDPA's. Of a step it remembers where the visible part of the context starts."""
         if self.mode == "prefill":
             return sdpa_mask(*args, **kwargs)
         mask = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False, "device": "cpu"})
@@ -113,13 +117,16 @@ class Reader:
             raise ModelError("this model reads what comes later, too: only a decoder can be logged")
         if self.mode == "rows":
             return mask.to(kwargs.get("device", "cpu"))
-        seen = mask[0, 0, 0]
-        start = int(seen.int().argmax())
-        if not seen[start:].all():
-            raise ModelError("this model's attention mask has holes: such attention cannot be logged")
-        if start == 0:
+        n_rows, n_seen = mask.shape[2:]
+        starts = mask[0, 0].int().argmax(1).tolist()
+        for row, start in enumerate(starts):
+            end = n_seen - n_rows + row + 1
+            if not mask[0, 0, row, start:end].all() or mask[0, 0, row, end:].any():
+                raise ModelError("this model's attention mask has holes: such attention cannot be logged")
+        if starts == [0]:
             return None
-        self._masks[id(mask)] = mask, start, kwargs.get("local_size")
+        mask = mask if n_rows == 1 else mask.to(kwargs.get("device", "cpu"))
+        self._masks[id(mask)] = mask, starts, kwargs.get("local_size")
         return mask
 
     def attend(
@@ -152,25 +159,45 @@ class Reader:
             return torch.cat(out, 1), None
         if attention_mask is not None and id(attention_mask) not in self._masks:
             raise ModelError(f"layer {layer} alters the attention mask on its way: such attention cannot be logged")
-        _, start, window = self._masks.get(id(attention_mask), (None, 0, None))
-        key, value = key[0, :, start:], value[0, :, start:]
+        _, starts, window = self._masks.get(id(attention_mask), (None, [0], None))
+        key, value = key[0, :, min(starts) :], value[0, :, min(starts) :]
+        n_rows, n_seen = query.shape[2], key.shape[1]
         scores = _scores(query.reshape(key.shape[0], -1, query.shape[-1]), key, scaling, softcap)
-        weights = torch.softmax(scores, -1)  # [kv_head, group, position]
+        scores = scores.view(-1, n_rows, n_seen)  # [head, row, position]
+        if n_rows > 1:
+            scores.masked_fill_(~attention_mask[0, 0, :, min(starts) :], -torch.inf)
+        weights = torch.softmax(scores, -1)
         if self.mode == "step":
             self.windows[layer] = kwargs.get("sliding_window") or window
-            self.rows.note(layer, scores.flatten(0, 1), weights.flatten(0, 1), start)
-        out = torch.matmul(weights.to(value.dtype), value)
-        return out.reshape(1, 1, -1, value.shape[-1]), None
+            self._note(layer, scores, weights, starts)
+        out = torch.matmul(weights.to(value.dtype).view(len(key), -1, n_seen), value)
+        return out.view(len(weights), n_rows, -1).transpose(0, 1)[None], None
+
+    def _note(self, layer: int, scores: torch.Tensor, weights: torch.Tensor, starts: list[int]) -> None:
+        """Each row of [head, row, position] as a step of its own, without what it does not see."""
+        n_rows, n_seen = weights.shape[1:]
+        if not self._steps:
+            while len(self._rows) < n_rows:
+                self._rows.append(self._new(HELD_BYTES // n_rows))
+            self._steps = self._rows[:n_rows]
+            for row, rows in enumerate(self._steps):
+                rows.step = self._taken + row
+        for row, (rows, start) in enumerate(zip(self._steps, starts, strict=True)):
+            seen = slice(start - min(starts), n_seen - n_rows + row + 1)
+            rows.note(layer, scores[:, row, seen].contiguous(), weights[:, row, seen].contiguous(), start)
 
     def take(self) -> dict[str, np.ndarray]:
-        """What the step just run has read: see Rows.take."""
+        """What the first step that is noted and not yet taken has read: see Rows.take."""
         self._masks.clear()
-        return self.rows.take()
+        rows = self._steps.pop(0) if self._steps else self._new(HELD_BYTES)
+        found = rows.take()
+        self._taken, self.n_heads = self._taken + 1, rows.n_heads
+        return found
 
     def check(self, n_heads: int, n_kv_heads: int, head_dim: int) -> None:
         """ModelError unless what attended has as many heads, and as wide, as the model's configuration says."""
         keys = [layer.keys.shape for layer in self.cache.layers]
-        found = self.rows.n_heads, sum(shape[1] for shape in keys), {shape[3] for shape in keys}
+        found = self.n_heads, sum(shape[1] for shape in keys), {shape[3] for shape in keys}
         if found != (n_heads, n_kv_heads, {head_dim}):
             raise ModelError(
                 f"the model attends with {found} heads, KV heads and widths, its configuration says "

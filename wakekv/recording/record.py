@@ -32,6 +32,7 @@ from wakekv.recording.journal import FILES, Journal, part_of
 
 STEPS = 256  # steps where neither a script nor the caller says how many: what the paper logged of NIAH
 CHUNK = 2048  # prefill rows in one forward pass
+BLOCK = 16  # steps in one forward pass where the text is known beforehand
 GRAM, LOOPING = 8, 0.3  # the repetition rule
 RULE = f"share of emitted {GRAM}-grams that occurred earlier in the emitted text; flagged above {LOOPING}"
 SAMPLE = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "seed": 0}
@@ -55,6 +56,8 @@ def record(
     decode steps (default: the whole script, else 256). k: weights kept per head and step. sample: temperature, top_p,
     repetition_penalty, seed, for sampled text. resume: go on with an unfinished recording if there is one; a finished
     one of the same key is returned as it is. progress: a bar with the time left, on a terminal.
+    A script is known beforehand: its steps run through the model 16 in a pass, each row seeing what it would alone; its
+    numbers are those of one step at a time up to the rounding of sums.
     Raises InputError (an argument, a taken `out`, a full disk), TraceError (a journal that cannot be resumed, a disk
     that fills up) and ModelError (a model that cannot be logged, or numbers that are not).
     """
@@ -162,6 +165,7 @@ def _plan(loaded: Any, prompt: Any, steps: int | None, k: int, sample: dict[str,
         },
         "n_prompt": len(tokens),
         "n_steps": n_steps,
+        "block": BLOCK if script else 1,  # steps in one forward pass
         "k": k,
         "page_tokens": PAGE,
         "text": text,
@@ -181,7 +185,7 @@ def _plan(loaded: Any, prompt: Any, steps: int | None, k: int, sample: dict[str,
 def _run(model: torch.nn.Module, plan: _Plan, journal: Journal, progress: bool) -> Path:
     head, hidden = plan.head, None if progress else True  # None: no bar where there is no terminal
     n_prompt, n_steps, size = head["n_prompt"], head["n_steps"], head["model"]
-    text = np.array(plan.tokens + [0] * n_steps, dtype=np.int32)
+    text = np.array(plan.tokens + (plan.script or [0] * n_steps)[:n_steps], dtype=np.int32)
     reader = Reader(size["n_layers"], n_prompt + n_steps - 1, n_prompt, head["prompt"]["needle"], head["k"])
     with reader.attached(model), tqdm(total=n_prompt - 1, desc="prefill", unit="token", disable=hidden) as bar:
         logged_rows = max(0, n_prompt - 1 - PROMPT_ROWS)
@@ -194,27 +198,28 @@ def _run(model: torch.nn.Module, plan: _Plan, journal: Journal, progress: bool) 
     with reader.attached(model), tqdm(total=n_steps, desc="record", unit="step", disable=hidden) as bar:
         while step < n_steps and not (step and int(text[n_prompt + step - 1]) in plan.ends):
             bar.set_description("repeat" if step < journal.n_stored else "record", refresh=False)
-            logits = _forward(model, reader, text[n_prompt + step - 1 : n_prompt + step])
-            logged = reader.take()
-            reader.check(size["n_heads"], size["n_kv_heads"], size["head_dim"])
-            if not np.isfinite(logits).all():
-                raise ModelError(f"the logits of step {step} are not numbers: load the model with dtype float32")
-            choice = int(logits.argmax())
-            emitted = choice if plan.script is None else plan.script[step]
-            if plan.sample:
-                emitted = _draw(logits, text[: n_prompt + step], plan.sample, step)
-            journal.put(step, choice, emitted, logged)
-            text[n_prompt + step] = emitted
-            step += 1
-            bar.update()
+            rows = min(head["block"], n_steps - step)
+            for logits in _forward(model, reader, text[n_prompt + step - 1 :][:rows], rows):
+                logged = reader.take()
+                reader.check(size["n_heads"], size["n_kv_heads"], size["head_dim"])
+                if not np.isfinite(logits).all():
+                    raise ModelError(f"the logits of step {step} are not numbers: load the model with dtype float32")
+                choice = int(logits.argmax())
+                emitted = choice if plan.script is None else plan.script[step]
+                if plan.sample:
+                    emitted = _draw(logits, text[: n_prompt + step], plan.sample, step)
+                journal.put(step, choice, emitted, logged)
+                text[n_prompt + step] = emitted
+                step += 1
+                bar.update()
     return _finish(reader, plan, journal, text[: n_prompt + step])
 
 
-def _forward(model: torch.nn.Module, reader: Reader, tokens: np.ndarray) -> np.ndarray:
-    """Feed `tokens`; the logits after the last one, float32 [vocabulary]."""
+def _forward(model: torch.nn.Module, reader: Reader, tokens: np.ndarray, rows: int = 1) -> np.ndarray:
+    """Feed `tokens`; the logits after each of the last `rows` of them, float32 [row, vocabulary]."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None].to(model.device)
-    logits = model(input_ids=ids, past_key_values=reader.cache, use_cache=True, logits_to_keep=1).logits
-    return logits[0, -1].float().cpu().numpy()
+    logits = model(input_ids=ids, past_key_values=reader.cache, use_cache=True, logits_to_keep=rows).logits
+    return logits[0].float().cpu().numpy()
 
 
 def _finish(reader: Reader, plan: _Plan, journal: Journal, tokens: np.ndarray) -> Path:

@@ -38,11 +38,12 @@ class _Noted(NamedTuple):
 class Rows:
     """What the heads of `n_layers` layers read, a step at a time: `note` each layer, then `take` the step.
 
-    needle: token spans [start, stop). n_tokens: the longest context to come; it decides the dtype of positions.
+    needle: token spans [start, stop). n_tokens: the longest context to come; it decides the dtype of positions. held:
+    bytes of rows that may wait to be searched together.
     """
 
-    def __init__(self, n_layers: int, k: int, needle: list[list[int]], n_tokens: int) -> None:
-        self.n_layers, self.k, self.dtype = n_layers, k, position_dtype(n_tokens)
+    def __init__(self, n_layers: int, k: int, needle: list[list[int]], n_tokens: int, held: int = HELD_BYTES) -> None:
+        self.n_layers, self.k, self.dtype, self._held = n_layers, k, position_dtype(n_tokens), held
         self.step, self.n_heads = 0, 0  # steps taken; heads of all layers, known once one is
         self._needle = np.unique([i for start, stop in needle for i in range(start, stop)]).astype(np.int64)
         self._noted: dict[int, Any] = {}  # by layer: a _Noted, or the arguments of its search
@@ -58,7 +59,7 @@ class Rows:
             self._columns[start] = torch.from_numpy(columns).to(weights.device), parts
         self._noted[layer] = scores, weights, start
         self._held_bytes += 2 * weights.nbytes
-        if weights.is_cuda or self._held_bytes > HELD_BYTES:
+        if weights.is_cuda or self._held_bytes > self._held:
             self._read()
 
     def _read(self) -> None:
@@ -121,7 +122,7 @@ class Rows:
 
     def _not_numbers(self, layer: int) -> ModelError:
         return ModelError(
-            f"layer {layer} has attention weights that are not numbers at step {self.step}: "
+            f"layer {layer} has attention weights that are not numbers in the pass of step {self.step}: "
             "load the model with dtype float32"
         )
 
