@@ -246,7 +246,8 @@ def campaign(seconds: int, seed: int, found: Path) -> dict:
         if not stats:
             raise SystemExit(f"the fuzzer did not run:\n{told.stderr[-2000:]}")
         executions, seed = executions + int(stats[-1]), seed + 1
-        print("\n".join(told.stderr.splitlines()[-25:] if told.returncode else [f"{executions:,} executions"]))
+        said = told.stdout + "\n".join(told.stderr.splitlines()[-25:])
+        print(said if told.returncode else f"{executions:,} executions", flush=True)
     return {
         "seconds_s": round(time.monotonic() - begun),
         "executions": executions,

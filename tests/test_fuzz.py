@@ -55,6 +55,7 @@ UNCLOSED = b"\x93NUMPY\x01\x00" + len(HEAD).to_bytes(2, "little") + HEAD
         ("artifact/claims.yaml", (ROOT / "artifact/claims.yaml").read_bytes().replace(b"id: none-both", b"id: [[]]")),
         ("tolerances.yaml", b"\xff"),
         ("run/run.json", b'{"profile": "smoke", "stages": [1], "volatile": {}}'),
+        ("run/tables/x.csv", b"name,value\na,1,2\na,b,3\n"),  # more cells than names
         ("run/claims/00.json", b"[" * 100_000),
         ("logs/manifest.json", b"[" * 100_000),
     ],

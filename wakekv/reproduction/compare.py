@@ -131,7 +131,7 @@ def _table(name: str, a: Path, b: Path, rules: Sequence[Rule]) -> dict[str, Any]
     if a.read_bytes() == b.read_bytes():
         return same
     try:
-        left, right = (pd.read_csv(path, dtype=str, keep_default_na=False) for path in (a, b))
+        left, right = map(_cells, (a, b))
     except ValueError as error:
         raise InputError(f"{name} of {a} or {b} is no CSV ({' '.join(str(error).split())}): run it again") from None
     left, right, unmatched = _aligned(left, right)
@@ -152,6 +152,13 @@ def _table(name: str, a: Path, b: Path, rules: Sequence[Rule]) -> dict[str, Any]
             found[most] = max(found[most], cells[most])
         found["columns"] = found["columns"] | {column: cells | ({} if rule.judged else {"not judged": rule.why})}
     return found
+
+
+def _cells(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes what is too much for names of the rows
+        raise ValueError("rows have more cells than the first line has names")
+    return table
 
 
 def _column(left: pd.Series, right: pd.Series, rule: Rule) -> dict[str, Any]:
