@@ -98,7 +98,8 @@ def test_bytes_are_conserved_and_those_on_the_fast_tier_are_those_that_were_writ
     for shelf in cache.steps.shelves.values():
         there, reservoir = shelf.there, shelf.layer.reservoir
         for row in range(shelf.layer.n_rows):
-            at = there.position[row][there.position[row] >= 0]
+            here = there.position[row] >= 0
+            at = there.position[row][here]
             assert len(at) == len(set(at.tolist()))
             expected = [
                 t
@@ -108,7 +109,7 @@ def test_bytes_are_conserved_and_those_on_the_fast_tier_are_those_that_were_writ
             assert sorted(at.tolist()) == expected
             for name in ("keys", "values"):
                 written = getattr(reservoir, name)[row].flatten(0, 1)[at]
-                assert torch.equal(getattr(there, name)[row][: len(at)], written)
+                assert torch.equal(getattr(there, name)[row][here], written)
         everything = shelf.layer.n_rows * shelf.n_tokens * there.token_bytes
         away = int((~shelf.resident * shelf.sizes).sum()) * there.token_bytes
         assert there.n_bytes + away == everything and away > 0

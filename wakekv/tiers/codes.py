@@ -11,6 +11,7 @@ into the other side first: sum_i a_i (s_i b'_i + m_i) = sum_i (a_i s_i) b'_i + s
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -70,8 +71,15 @@ def pack(code: torch.Tensor, bits: int) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """The whole numbers [..., d] again, as `dtype`."""
-    shift = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-    return ((packed[..., None] >> shift) & (2**bits - 1)).flatten(-2).to(dtype)
+    table = _whole(bits, dtype, packed.device)
+    return table.index_select(0, packed.flatten().int()).view(*packed.shape[:-1], -1)
+
+
+@functools.cache
+def _whole(bits: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256, numbers a byte]: what each byte holds."""
+    shift = torch.arange(0, 8, bits, device=device)
+    return ((torch.arange(256, device=device)[:, None] >> shift) & (2**bits - 1)).to(dtype)
 
 
 def product(a: torch.Tensor, b: Codes, operand_bits: int | None) -> torch.Tensor:

@@ -126,19 +126,18 @@ class QuantisedShelf:
                 weight, place = self._weights(query, coarse, how)
         away = ~self.promoted.repeat_interleave(self.layer.sizes.page, 1)
         out = mixture(weight[..., : self.n_coded] * away[:, None], values, self.tier.operand_bits)
-        exact = weight.gather(2, place).to(query.dtype)
-        return out.to(query.dtype) + torch.bmm(exact, self.exact.with_open()[1])
+        return out.to(query.dtype) + self.exact.mixture(weight.gather(2, place))
 
     def _weights(self, query: torch.Tensor, coarse: torch.Tensor, how: How) -> tuple[torch.Tensor, torch.Tensor]:
         """(weight float32 [row, query, position + 1], place int64 [row, query, token]): softmax of `coarse`, the logits
         on codes, with the exact ones in their place where there are some; `place` is where those are. The last position
         is nobody's."""
-        keys, n = self.exact.with_open()[0], self.n_tokens + self.layer.n_open + 1
-        own = torch.arange(self.n_tokens, n, device=keys.device).expand(len(keys), -1)
+        exact, n = self.exact.scores(query, how), self.n_tokens + self.layer.n_open + 1
+        own = torch.arange(self.n_tokens, n, device=exact.device).expand(len(exact), -1)
         place = torch.cat([torch.where(self.exact.position == NONE, n, self.exact.position), own], 1)
         place = place[:, None].expand(-1, query.shape[1], -1)
         logits = torch.nn.functional.pad(coarse, (0, n + 1 - self.n_coded), value=-torch.inf)
-        logits = logits.scatter(2, place, how.scores(query, keys))
+        logits = logits.scatter(2, place, exact)
         logits[..., n] = -torch.inf
         return torch.softmax(logits, -1), place
 

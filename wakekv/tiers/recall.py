@@ -90,7 +90,7 @@ class Bounded:
     digests, vectors = True, False
 
     def __call__(self, shelf: SentenceShelf, query: torch.Tensor, how: How) -> torch.Tensor:
-        _, scores = shelf.there.attend(query, how)
+        scores = shelf.there.scores(query, how)
         most = bounds(query, shelf.digests, how)  # [row, query, sentence]
         share = torch.sigmoid(most - torch.logsumexp(scores, -1, keepdim=True))
         return share.amax(1) >= shelf.tier.threshold

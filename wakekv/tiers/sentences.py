@@ -133,10 +133,10 @@ class SentenceShelf:
         if self.tier.audit:
             missed = (self.true_weight(query, how) >= self.tier.threshold) & ~self.resident
             self.books.misses += int(missed.sum())
-        out, scores = self._with_means(query, how) if self.tier.stand_in else self.there.attend(query, how)
+        out, weights = self._with_means(query, how) if self.tier.stand_in else self.there.attend(query, how)
         place = self.there.position
         unit = torch.where(place == NONE, self.n_units, self.unit_of[place])
-        self._read = self._largest(torch.softmax(scores, -1).amax(1)[:, : place.shape[1]], unit)
+        self._read = self._largest(weights[..., : place.shape[1]].amax(1), unit)
         return out
 
     def _bring(self, wanted: torch.Tensor) -> None:
@@ -149,13 +149,11 @@ class SentenceShelf:
 
     def _with_means(self, query: torch.Tensor, how: How) -> tuple[torch.Tensor, torch.Tensor]:
         """As Tokens.attend, and over the means of what is away, each as often as it has tokens."""
-        keys, values, hidden = self.there.with_open()
-        scores, means = how.scores(query, keys), how.scores(query, self.means.to(query.dtype)) + self.sizes.log()
-        if hidden is not None:
-            scores.masked_fill_(hidden[:, None], -torch.inf)
-        scores = torch.cat([scores, means.masked_fill_(self.resident[:, None], -torch.inf)], -1)
-        values = torch.cat([values, self.mean_values.to(values.dtype)], 1)
-        return torch.bmm(torch.softmax(scores, -1).to(values.dtype), values), scores
+        scores, means = self.there.scores(query, how), how.scores(query, self.means.to(query.dtype)) + self.sizes.log()
+        n = scores.shape[2]
+        weights = torch.softmax(torch.cat([scores, means.masked_fill_(self.resident[:, None], -torch.inf)], -1), -1)
+        away = torch.bmm(weights[..., n:].to(query.dtype), self.mean_values.to(query.dtype))
+        return self.there.mixture(weights[..., :n]) + away, weights
 
     def settle(self) -> None:
         self.last[self._read[:, : self.n_units] >= self.tier.threshold] = self.step
