@@ -111,5 +111,5 @@ def policy_style(name: str) -> dict:
 
 
 def thousands(axis) -> None:
-    """Label an axis of pages in short: 500, 2k, 50k."""
+    """Label an axis in short: 500, 2k, 50k."""
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"))

@@ -6,8 +6,22 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, Picture, canvas, styled
+from wakekv.drawing.picture import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    YELLOW,
+    Picture,
+    canvas,
+    styled,
+    thousands,
+)
 from wakekv.errors import InputError
 from wakekv.scheduling.schedulers import SCHEDULERS
 from wakekv.scheduling.server import Served
@@ -50,7 +64,7 @@ def load_curves(cases: Mapping[str, pd.DataFrame], stamp: str) -> Picture:
 @styled
 def request_waits(runs: Mapping[str, Served], stamp: str) -> Picture:
     """How long users wait under each scheduler, at one load: share of requests with a first token within so many
-    seconds (left), and of tokens that follow the one before within so many (right)."""
+    milliseconds (left), and of tokens that follow the one before within so many (right)."""
     if not runs:
         raise InputError("nothing to draw: run a scheduler first")
     figure, rows = canvas(9, 3.4, stamp), []
@@ -60,10 +74,14 @@ def request_waits(runs: Mapping[str, Served], stamp: str) -> Picture:
         for name, done in runs.items():
             values = np.sort(done.requests["ttft_s"].to_numpy() if what == "first token" else done.gaps)
             share = np.arange(1, len(values) + 1) / len(values)
-            axes.plot(values, share, label=name, **LOOK[name] | {"marker": ""})
+            axes.plot(1e3 * values, share, label=name, **LOOK[name] | {"marker": ""})
             at = np.unique(np.linspace(0, len(values) - 1, 50).round().astype(int))
             rows += [{"scheduler": name, "of": what, "seconds": values[i], "share": share[i]} for i in at]
-        axes.set(xscale="log", xlabel=f"seconds {title}", ylabel="share within", ylim=(0, 1.02))
+        axes.set(xscale="log", xlabel=f"ms {title}", ylabel="share within", ylim=(0, 1.02))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        thousands(axes.xaxis)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    figure.axes[0].text(0.02, 0.97, "↖ better", transform=figure.axes[0].transAxes, fontsize=7, color="0.3", va="top")
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize=7)
     return Picture(figure, pd.DataFrame(rows), "Times to the first token and between tokens, by scheduler")
@@ -77,13 +95,17 @@ def said_and_came(reliability: pd.DataFrame, scores: pd.DataFrame, stamp: str) -
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
     left.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
     size = 8 + 160 * reliability["steps"] / reliability["steps"].max()
-    left.scatter(reliability["said"], reliability["came"], s=size, color=ORANGE, alpha=0.8, linewidths=0)
+    left.scatter(reliability["said"], reliability["came"], s=size, color=ORANGE, alpha=0.8, linewidths=0, clip_on=False)
     left.set(xlabel="said: probability of a heavy step", ylabel="came: share of heavy steps", xlim=(0, 1), ylim=(0, 1))
     y = np.arange(len(scores))[::-1]
     spread = [scores["estimate"] - scores["lo"], scores["hi"] - scores["estimate"]]
     right.errorbar(scores["estimate"], y, xerr=spread, fmt="o", color=BLUE, capsize=2)
     right.set(
-        yticks=y, yticklabels=scores["predictor"], xlabel="Brier score", xlim=(0, None), ylim=(-0.5, len(y) - 0.5)
+        yticks=y,
+        yticklabels=scores["predictor"],
+        xlabel="Brier score (lower is better)",
+        xlim=(0, None),
+        ylim=(-0.5, len(y) - 0.5),
     )
     both = pd.concat([reliability.assign(part="reliability"), scores.assign(part="Brier")], ignore_index=True)
     return Picture(figure, both, "Predicted against observed frequency of heavy steps, and Brier scores")
