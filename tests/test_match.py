@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_simulate import random_demand
 
 from wakekv.errors import InputError
@@ -111,3 +113,74 @@ def test_bad_curves_are_refused():
         match.published(PUBLISHED, "qwen2.5-3b/nih", "reactive")
     with pytest.raises(InputError, match="not published"):
         match.published(PUBLISHED, "mistral-7b/niah", "frozen")
+
+
+@st.composite
+def made_up(draw, n=None, rising=False):
+    """A curve of a few points, on a coarse grid, so that memories and rates of two are often equal."""
+    n = draw(st.integers(1, 6)) if n is None else n
+    more = draw(st.lists(st.integers(int(rising), 4), min_size=n, max_size=n))
+    rate = draw(st.lists(st.integers(0, 16), min_size=n, max_size=n))
+    budgets = sorted(draw(st.sets(st.integers(1, 9), min_size=n, max_size=n)))
+    grain = draw(st.sampled_from([0.0, 0.02, 0.1]))
+    return Curve("made up", np.array(budgets), np.cumsum(more) * 2.5 + 10, np.array(rate) / 16, grain)
+
+
+@given(made_up(), made_up())
+def test_a_step_takes_our_largest_memory_that_is_not_above_the_other(ours, other):
+    for i, point in enumerate(match.step(ours, other)):
+        fits = np.flatnonzero(ours.memory <= other.memory[i])
+        assert (point.verdict == "excluded") == (len(fits) == 0)
+        if len(fits):
+            assert (point.our_memory, point.our_rate) == (ours.memory[fits[-1]], ours.rate[fits[-1]])
+        assert (point.memory, point.rate, point.budget) == (other.memory[i], other.rate[i], other.budgets[i])
+
+
+@given(made_up(), made_up())
+def test_interpolation_is_at_the_other_memory_and_between_our_points(ours, other):
+    for i, point in enumerate(match.linear(ours, other)):
+        low, high = np.flatnonzero(ours.memory <= other.memory[i]), np.flatnonzero(ours.memory >= other.memory[i])
+        assert (point.verdict == "excluded") == (len(low) == 0 or len(high) == 0)
+        if point.verdict != "excluded":
+            last = high[ours.memory[high] == ours.memory[high[0]]][-1]  # of points with one memory
+            ends = sorted([ours.rate[low[-1]], ours.rate[last]])
+            assert point.our_memory == other.memory[i]
+            assert ends[0] - 1e-12 <= point.our_rate <= ends[1] + 1e-12
+
+
+OPPOSITE = {"win": "loss", "loss": "win", "tie": "tie"}
+
+
+@pytest.mark.parametrize("method", match.METHODS)
+@given(data=st.data())
+def test_what_one_wins_the_other_loses(method, data):
+    """Where both have the same points; over points, and over prompts."""
+    ours = data.draw(made_up(rising=True))
+    theirs = data.draw(made_up(n=len(ours.budgets)))
+    other = Curve("other", ours.budgets, ours.memory, theirs.rate, theirs.grain)
+    one, two = match.METHODS[method](ours, other), match.METHODS[method](other, ours)
+    assert [OPPOSITE[p.verdict] for p in one] == [p.verdict for p in two]
+    assert [p.margin for p in one] == pytest.approx([-p.margin for p in two])
+    a, b = (match.over_prompts([match.tally(points)]) for points in (one, two))
+    assert (a.wins, a.losses) == (b.losses, b.wins)
+
+
+@pytest.mark.parametrize("method", match.METHODS)
+@given(made_up(), made_up())
+def test_every_point_is_counted_once(method, ours, other):
+    tally = match.tally(match.METHODS[method](ours, other))
+    assert len(tally.points) == len(other.budgets) == tally.matched + len(tally.excluded)
+    assert tally.matched == tally.at_most + tally.count("loss")
+    assert (tally.smallest_margin is None) == (tally.matched == 0)
+    assert tally.excluded_losses == sum(p.rate < p.our_rate for p in tally.excluded)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4), st.randoms())
+def test_pooled_prompts_have_no_order(seeds, random):
+    each = [curves(random_demand(np.random.default_rng(seed), "warm"), POLICIES["evict"], [2, 5]) for seed in seeds]
+    whole = match.pooled("evict", each)
+    random.shuffle(each)
+    again = match.pooled("evict", each)
+    assert (whole.rate == again.rate).all() and whole.memory == pytest.approx(again.memory)
+    alone = match.pooled("evict", each[:1])
+    assert (alone.rate == each[0].misses / each[0].n_wants).all() and (alone.memory == each[0].mean_pages).all()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import _make_trace
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from wakekv.errors import InputError, TraceError
 from wakekv.logs.trace import NAMES, Trace, layout, open_trace, position_dtype, save_trace, verify
@@ -190,3 +195,39 @@ def test_layout_counts_pages_of_prompt_and_of_all_that_was_fed(make_trace):
     manifest = make_trace(n_prompt=33, n_steps=16).manifest
     assert layout(manifest)["prompt_pages"][1][2] == 3  # 33 tokens
     assert layout(manifest)["key_means"][1][1] == 3  # 48 tokens: the last emitted one is never fed
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+SIZES = {"n_layers": 3, "kv_per_layer": 2, "heads_per_layer": 3, "n_prompt": 40, "n_steps": 5, "k": 20, "head_dim": 4}
+
+
+@st.composite
+def traces(draw):
+    sizes = {name: draw(st.integers(1, most), label=name) for name, most in SIZES.items()}
+    sizes["heads_per_layer"] *= sizes["kv_per_layer"]  # whole groups
+    made = _make_trace(**sizes, seed=draw(st.integers(0, 99)), needle=((1, 3),))
+    made.manifest["prompt"]["params"] = draw(st.dictionaries(st.text(), JSON, max_size=3))
+    return made
+
+
+@settings(max_examples=30)
+@given(traces(), st.data())
+def test_any_trace_comes_back_and_any_changed_byte_is_seen(trace, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_trace(trace, Path(folder) / "t")
+        verify(path)
+        back = open_trace(path)
+        for name in NAMES:
+            was, now = getattr(trace, name), getattr(back, name)
+            assert was.dtype == now.dtype and was.shape == now.shape and was.tobytes() == now.tobytes()
+        assert {name: back.manifest[name] for name in trace.manifest} == trace.manifest
+        file = data.draw(st.sampled_from(sorted(path.iterdir())))
+        content = bytearray(file.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        file.write_bytes(content)
+        with pytest.raises(TraceError, match=file.name):
+            verify(path)
