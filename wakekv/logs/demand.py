@@ -7,6 +7,7 @@ policies share (ascending weight, ties by page), so that the heaviest read of a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from wakekv.logs.trace import Trace
 
 UNITS = ("head", "kv_head")
 FIRST_TOUCH = ("cold", "warm")
+READS = 1 << 18  # logged weights at a time: what they become stays in a processor's cache
 VERIFY = "`python -m wakekv verify` says where; record it again"
 
 
@@ -215,14 +217,15 @@ def demand(
 
     counts = np.zeros((n_units, n_steps), np.int64)
     pages, weights = [], []
-    for u in range(n_units):
-        heads = slice(u * group, (u + 1) * group)
-        position = np.asarray(trace.positions[heads]).astype(np.int64)  # [group, step, k]
-        weight = np.asarray(trace.weights[heads]).astype(np.float64)
+    at_once = max(1, READS // (group * trace.k))
+    for u, first in itertools.product(range(n_units), range(0, n_steps, at_once)):
+        heads, steps = slice(u * group, (u + 1) * group), slice(first, first + at_once)
+        position = np.asarray(trace.positions[heads, steps]).astype(np.int64)  # [group, step, k]
+        weight = np.asarray(trace.weights[heads, steps]).astype(np.float64)
         if k < trace.k:
             top = np.argsort(-weight, axis=-1, kind="stable")[..., :k]
             position, weight = np.take_along_axis(position, top, -1), np.take_along_axis(weight, top, -1)
-        rows = np.broadcast_to(np.arange(n_steps)[None, :, None], position.shape)
+        rows = np.broadcast_to(np.arange(position.shape[1])[None, :, None], position.shape)
         real = position != padding
         if position[real].max(initial=0) >= trace.n_prompt + n_steps:
             raise TraceError(f"heads {heads.start} to {heads.stop - 1} read positions beyond the context: {VERIFY}")
@@ -231,14 +234,14 @@ def demand(
             rise = np.diff(item, prepend=-1)
             if rise.min(initial=0) < 0:
                 raise TraceError(f"head {u} has positions that do not rise: {VERIFY}")
-            first = rise != 0
-            distinct, where = item[first], np.cumsum(first) - 1
+            new = rise != 0
+            distinct, where = item[new], np.cumsum(new) - 1
         else:
             distinct, where = np.unique(item, return_inverse=True)
         total = np.bincount(where, weights=weight[real], minlength=len(distinct)).astype(np.float32)
         step, page = np.divmod(distinct, n_pages)
         canonical = _canonical(total, step)
-        counts[u] = np.bincount(step, minlength=n_steps)
+        counts[u, steps] = np.bincount(step, minlength=position.shape[1])
         pages.append(page[canonical].astype(np.int32))
         weights.append(total[canonical])
 
