@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from wakekv.errors import InputError
+from wakekv.logs import demand as demand_module
 from wakekv.logs.demand import Demand, demand
 
 
@@ -97,3 +98,13 @@ def test_bad_demands_are_refused_in_one_line(make_trace):
         Demand.from_lists([[{0: float("nan")}]])
     with pytest.raises(InputError, match="before it is created"):
         Demand.from_lists([[[0]]], created=[5], first_touch="warm")
+
+
+@pytest.mark.parametrize("unit, k", [("head", None), ("head", 3), ("kv_head", None)])
+def test_wants_do_not_depend_on_how_many_reads_are_turned_at_a_time(unit, k, make_trace, monkeypatch):
+    trace = make_trace(k=8, n_steps=13)
+    whole = demand(trace, unit, k=k)
+    for reads in (1, 8 * trace.group * 5):
+        monkeypatch.setattr(demand_module, "READS", reads)
+        some = demand(trace, unit, k=k)
+        assert all(np.array_equal(getattr(some, name), getattr(whole, name)) for name in ("ptr", "page", "weight"))
