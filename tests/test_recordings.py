@@ -69,22 +69,23 @@ def test_a_log_is_recorded_again_when_its_entry_or_the_recorder_changed(tiny, tm
 def test_an_interrupted_recording_goes_on_to_the_same_bytes(tiny, tmp_path, monkeypatch):
     from wakekv.recording import record
 
-    whole = contents(ensure(LOG, tmp_path / "whole", progress=False))
+    long = replace(LOG, steps=40)  # the third pass has its first steps, the fourth the rest
+    whole = contents(ensure(long, tmp_path / "whole", progress=False))
     real, calls = record._forward, []
 
     def stops(*arguments):
         calls.append(1)
-        if len(calls) > 6:
+        if len(calls) > 3:
             raise KeyboardInterrupt
         return real(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(record, "_forward", stops)
         with pytest.raises(KeyboardInterrupt):
-            ensure(LOG, tmp_path / "cut", progress=False)
-    part = tmp_path / "cut" / "traces" / f"{LOG.name}.part"
-    assert part.exists() and not recordings._fresh(LOG, part.with_suffix(""))
-    assert contents(ensure(LOG, tmp_path / "cut", progress=False)) == whole and not part.exists()
+            ensure(long, tmp_path / "cut", progress=False)
+    part = tmp_path / "cut" / "traces" / f"{long.name}.part"
+    assert part.exists() and not recordings._fresh(long, part.with_suffix(""))
+    assert contents(ensure(long, tmp_path / "cut", progress=False)) == whole and not part.exists()
 
 
 def test_what_an_older_recorder_left_half_done_is_begun_anew(tiny, tmp_path):
