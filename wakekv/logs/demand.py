@@ -119,13 +119,12 @@ class Demand:
     def next_use(self) -> tuple[np.ndarray, np.ndarray]:
         """The future, for the optimum alone: int32 [want] the step of the same page's next want (n_steps: never),
         and int32 [head, page] the step of the first want."""
-        first = np.full((self.n_heads, self.n_pages), self.n_steps, np.int32)
-        item = self.head_of.astype(np.int64) * self.n_pages + self.page
-        by_item = np.lexsort((self.step_of, item))
-        following = np.full(self.n_wants, self.n_steps, np.int32)
-        same = item[by_item][1:] == item[by_item][:-1]
-        following[by_item[:-1][same]] = self.step_of[by_item[1:][same]]
-        np.minimum.at(first.reshape(-1), item, self.step_of)
+        first, following = (np.full(n, self.n_steps, np.int32) for n in ((self.n_heads, self.n_pages), self.n_wants))
+        for h, (start, stop) in enumerate(self.ptr[:, [0, -1]]):  # a stable sort leaves steps in their order
+            by_page = start + np.argsort(self.page[start:stop].astype(np.min_scalar_type(self.n_pages)), kind="stable")
+            page, step = self.page[by_page], self.step_of[by_page]
+            new = np.diff(page, prepend=-1) > 0
+            first[h, page[new]], following[by_page[:-1][~new[1:]]] = step[new], step[1:][~new[1:]]
         return following, first
 
     @cached_property
@@ -198,8 +197,7 @@ def demand(
     page_tokens  tokens a page; prompt rows and key means are logged at 16 and carried to its multiples only
     k            how many of the logged weights of each row to use, the heaviest first; None: all (64 by default)
     Raises InputError for an unknown unit or rule, or k outside 1..the log's own; TraceError for positions that do not
-    rise or lie beyond the context. A shipped log (shipped.py) answers
-    for itself.
+    rise or lie beyond the context. A shipped log (shipped.py) answers for itself.
     """
     if not isinstance(trace, Trace):
         return trace.demand(unit, first_touch, page_tokens, k)
