@@ -66,9 +66,18 @@ def test_what_can_return_stays_nearer_and_loses_nothing(found):
     assert never["gone_bytes"] > 0 == never["slow_bytes"] == never["fetched"]
     assert ours["gone_bytes"] == 0 < ours["slow_bytes"] and bounded["fetched"] >= ours["fetched"] > 0
     assert bounded["index_bytes"] > 0 == ours["index_bytes"]
-    full = found["memory"]["full"]
-    assert full == sorted(full) and len(full) == 26 and 0 < found["memory"]["exact"][-1] < full[-1]
-    assert ours["residency"] == pytest.approx(sum(found["memory"]["exact"][6:]) / sum(full[6:]))
+    full, held = (found["memory"][name]["fast"] for name in ("full", "exact"))
+    assert full == sorted(full) and len(full) == 26 and 0 < held[-1] < full[-1]
+    assert ours["residency"] == pytest.approx(sum(held[6:]) / sum(full[6:]))
+    assert sum(found["memory"]["none"]["gone"]) > 0 == sum(found["memory"]["exact"]["gone"])
+
+
+def test_the_more_heads_a_weight_is_the_largest_of_the_fewer_sentences_are_below(found):
+    for threshold in (0.02, 0.1):
+        share = [one["share"] for one in found["flagged"] if one["threshold"] == threshold]
+        assert 1 >= share[0] >= share[1] >= share[2] >= 0
+    assert found["flagged"][1]["share"] > found["flagged"][5]["share"]
+    assert tiered.flagged([found]).shown.shape == (3, 3)
 
 
 def test_pages_get_as_many_bytes_as_the_reactive_sentences_held(found):

@@ -122,6 +122,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "asked_again": taught.asked_again,  # on questions about what was given up
     "tiers": tiered.tiers,  # other fast tiers: what they hold, move and cost
     "tiers_told": tiered.told,  # what similarity said of what was away
+    "tiers_flagged": tiered.flagged,  # what a* would demote, by what it is pooled over
     "tiers_verdict": tiered.verdict,  # below 0.05 with at most 60 % held?
     "tiers_timed": tiered.retrieval,  # retrieval and perplexity by threshold
     "verdict_table": verdict_table,  # every claim with its verdict

@@ -26,6 +26,8 @@ POINTS = {
     ("pages", "evict"): {"color": PINK, "marker": "X"},
     ("pages", "gkv, every 16 steps"): {"color": PINK, "marker": "<"},
     ("pages", "gkv-blend, every 16 steps"): {"color": PINK, "marker": ">"},
+    ("pages", "spindlekv"): {"color": GREEN, "marker": "<"},
+    ("pages", "spindlekv-max"): {"color": GREEN, "marker": ">"},
     ("merging", "codebook"): {"color": GREY, "marker": "h"},
     ("merging", "merged, deep layers evict"): {"color": BLACK, "marker": "h"},
 }
@@ -33,19 +35,29 @@ POINTS = {
 
 @styled
 def tier_memory(found: Sequence[Mapping], about: str) -> Picture:
-    """Bytes on the fast tier (sentences and their vectors) after each token of the first passage, by what returns."""
-    first = found[0]
-    figure = canvas(6.5, 3.0, about)
-    axes, table = figure.subplots(), []
-    for name, line in first["memory"].items():
-        at = range(first["rows"][0]["n_prompt"] + 1, first["rows"][0]["n_prompt"] + 1 + len(line))
+    """Of the first passage, after each token: bytes on the fast tier (sentences and their vectors), by what returns;
+    and bytes of each tier under the reactive return."""
+    first, table = found[0], []
+    figure = canvas(8, 3.2, about)
+    every, ours = figure.subplots(1, 2, sharey=True)
+    start = first["rows"][0]["n_prompt"] + 1
+    for name, tiers in first["memory"].items():
+        lines = pd.DataFrame(tiers)
+        lines.insert(0, "position", range(start, start + len(lines)))
+        table.append(lines.assign(method=name))
         look = {"color": BLACK, "linestyle": ":"} if name == "full" else {"color": LOOK["sentences", name]["color"]}
         label = "full cache" if name == "full" else tiered.says("sentences", name)
-        axes.plot(at, [x / 1e6 for x in line], label=label, **look)
-        table.append(pd.DataFrame({"method": name, "position": at, "bytes": line}))
-    axes.set(xlabel="position, tokens", ylabel="MB on the fast tier", ylim=(0, None))
-    figure.legend(loc="outside upper center", ncols=4)
-    return Picture(figure, pd.concat(table, ignore_index=True), "Memory on the fast tier by position in the text")
+        every.plot(lines["position"], (lines["fast"] + lines["index"]) / 1e6, label=label, **look)
+    lines = table[-1] if "exact" not in first["memory"] else next(x for x in table if x["method"][0] == "exact")
+    parts = {"fast": ORANGE, "slow": GREY}
+    for name, colour in parts.items():
+        ours.plot(lines["position"], lines[name] / 1e6, color=colour, label=f"{name} tier")
+    ours.fill_between(lines["position"], lines["fast"] / 1e6, color=ORANGE, alpha=0.2)
+    every.set(title="on the fast tier", xlabel="position, tokens", ylabel="MB", ylim=(0, None))
+    ours.set(title="by tier, reactive", xlabel="position, tokens")
+    ours.legend(loc="center right")
+    figure.legend(*every.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return Picture(figure, pd.concat(table, ignore_index=True), "Memory by tier and position in the text")
 
 
 @styled

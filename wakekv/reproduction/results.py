@@ -40,7 +40,8 @@ class Sizes:
     budget, steps  of what is timed;  exact, greedy: tokens of a prompt, and after it, compared with a full cache
     watched   tokens fed before and while one head is watched
     pool_*    one budget for all heads: prompts of each regime (seeds held out)
-    tier_*    the tiers: passages, tokens that count, thresholds of a* and its window in steps
+    tier_*    the tiers: passages (those that are kept as codes and merged too), tokens that count, thresholds of a* and
+              its window in steps
     """
 
     length: int
@@ -66,6 +67,7 @@ class Sizes:
     pool_tokens: int
     tier_length: int
     tier_seeds: tuple[int, ...]
+    tier_coded: tuple[int, ...]
     tier_tokens: int
     tier_thresholds: tuple[float, ...]
     tier_window: int
@@ -143,12 +145,13 @@ class Bench:
         """What `tiers.trial.contest` returns, of each passage and two families of methods at a time; what is not exact
         has no need of more than half the tokens."""
         s = self.sizes
-        parts = {"exact": (("sentences", "pages"), s.tier_tokens), "less": (("codes", "merging"), s.tier_tokens // 2)}
+        exact, less = ("sentences", "pages"), ("codes", "merging")
+        parts = [("exact", exact, s.tier_tokens, seed) for seed in s.tier_seeds]
+        parts += [("less", less, s.tier_tokens // 2, seed) for seed in s.tier_coded]
         asked = {"length": s.tier_length, "thresholds": s.tier_thresholds, "at": 0.02, "window": s.tier_window}
         jobs = {
             f"tiers_s{seed}_{name}": {"seed": seed, "families": families, "n_tokens": n_tokens, **asked}
-            for seed in s.tier_seeds
-            for name, (families, n_tokens) in parts.items()
+            for name, families, n_tokens, seed in parts
         }
         return self._all("tiers", jobs)
 
@@ -253,7 +256,7 @@ SIZES = {
         needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(8,), needle_tokens=20,
         contexts=(128, 256), timed=256, budget=8, steps=5, exact=300, greedy=8, watched=14,
         pool_length=550, pool_seeds=(1,), pool_budgets=(8,), pool_tokens=6,
-        tier_length=200, tier_seeds=(0,), tier_tokens=8, tier_thresholds=(0.02,), tier_window=8,
+        tier_length=200, tier_seeds=(0,), tier_coded=(0,), tier_tokens=8, tier_thresholds=(0.02,), tier_window=8,
     ),
     "default": Sizes(
         length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=64,
@@ -261,7 +264,8 @@ SIZES = {
         needle_tokens=24, contexts=(1000, 2000, 4000, 8000), timed=2000, budget=64, steps=18,
         exact=800, greedy=24, watched=40,
         pool_length=2000, pool_seeds=(1, 2), pool_budgets=(32,), pool_tokens=66,
-        tier_length=1000, tier_seeds=(0, 1, 2), tier_tokens=128, tier_thresholds=(0.01, 0.02, 0.05), tier_window=32,
+        tier_length=800, tier_seeds=(0, 1, 2), tier_coded=(0,), tier_tokens=128, tier_thresholds=(0.01, 0.02, 0.05),
+        tier_window=32,
     ),
     "full": Sizes(
         length=5000, seeds=(0, 1, 2, 3, 4), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64, 128), n_tokens=128,
@@ -269,7 +273,7 @@ SIZES = {
         needle_budgets=(8, 32, 128), needle_tokens=32, contexts=(1000, 2000, 4000, 8000, 16000),
         timed=8000, budget=64, steps=34, exact=2000, greedy=64, watched=40,
         pool_length=5000, pool_seeds=(1, 2, 3, 4), pool_budgets=(32, 64, 128), pool_tokens=130,
-        tier_length=4000, tier_seeds=(0, 1, 2, 3, 4), tier_tokens=256, tier_thresholds=(0.01, 0.02, 0.03, 0.05),
-        tier_window=32,
+        tier_length=4000, tier_seeds=(0, 1, 2, 3, 4), tier_coded=(0, 1, 2, 3, 4), tier_tokens=256,
+        tier_thresholds=(0.01, 0.02, 0.03, 0.05), tier_window=32,
     ),
 }  # fmt: skip

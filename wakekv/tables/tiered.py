@@ -29,6 +29,8 @@ SAYS = {  # of (family, method)
     ("pages", "evict"): "whole pages, evict",
     ("pages", "gkv, every 16 steps"): "whole pages, G-KV every 16 steps",
     ("pages", "gkv-blend, every 16 steps"): "whole pages, G-KV as retold",
+    ("pages", "spindlekv"): "whole pages, SpindleKV's pyramid",
+    ("pages", "spindlekv-max"): "whole pages, SpindleKV as retold",
     ("merging", "codebook"): "codebook of directions (SpindleKV)",
     ("merging", "merged, deep layers evict"): "merge shallow, evict deep (as retold)",
 }
@@ -126,6 +128,15 @@ def retrieval(found: Sequence[Mapping]) -> Table:
         "perplexity, above full": numbers["worse"].map("{:+.1%}".format),
     })  # fmt: skip
     return Table(numbers, shown)
+
+
+def flagged(found: Sequence[Mapping]) -> Table:
+    """Share of the sentences that a* would demote, by what it is pooled over; mean over passages, in the full cache."""
+    rows = pd.DataFrame([row for one in found for row in one.get("flagged", ()) if "memory" in one])
+    numbers = rows.groupby(["pooled", "threshold"], sort=False)["share"].mean().reset_index()
+    shown = numbers.pivot(index="pooled", columns="threshold", values="share").loc[["KV head", "layer", "model"]]
+    shown = shown.map("{:.1%}".format).rename(columns=lambda x: f"a* < {x:g}").rename_axis(columns=None).reset_index()
+    return Table(numbers, shown.rename(columns={"pooled": "largest weight of any query of a"}))
 
 
 def sharing(found: Sequence[Mapping]) -> pd.DataFrame:

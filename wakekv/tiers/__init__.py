@@ -3,7 +3,7 @@
 cache.py the cache; tokens.py exact tokens on the fast tier; text.py sentences by token ids; index.py vectors of what
 is away; recall.py what comes back; sentences.py a tier of sentences; codes.py numbers as codes, and products on them;
 quantised.py a tier of codes; rope.py keys before their rotation; merging.py tiers of what is alike; panel.py caches
-side by side; trial.py all of them on trial.
+side by side; methods.py what is on trial; trial.py the trial.
 """
 
 from wakekv.tiers.cache import TieredCache

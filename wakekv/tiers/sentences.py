@@ -119,6 +119,11 @@ class SentenceShelf:
         self.unit_of = torch.bucketize(torch.arange(n), ends, right=True).to(self.last.device)
 
     @property
+    def read(self) -> torch.Tensor:
+        """float32 [row, sentence]: the largest weight that this step gave a token of each; 0 where it is away."""
+        return self._read[:, : self.n_units]
+
+    @property
     def mean_query(self) -> torch.Tensor:
         """float32 [row, group, d]: mean of the queries since the sentence that is being written began."""
         return torch.stack([*self._queries, self._query]).float().mean(0)
@@ -156,7 +161,7 @@ class SentenceShelf:
         return self.there.mixture(weights[..., :n]) + away, weights
 
     def settle(self) -> None:
-        self.last[self._read[:, : self.n_units] >= self.tier.threshold] = self.step
+        self.last[self.read >= self.tier.threshold] = self.step
         leave = self.resident & (self.step - self.last >= self.tier.window)
         leave &= leave.sum(1, keepdim=True) >= self.tier.batch
         self.step += 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,15 +18,14 @@ import torch
 from wakekv.cache import ReversibleCache
 from wakekv.costs.quality import divergence
 from wakekv.errors import InputError
-from wakekv.policies import POLICIES, Policy
+from wakekv.policies import Policy
 from wakekv.recording.texts import read_filler
-from wakekv.tiers.cache import Tier, TieredCache
+from wakekv.tiers.cache import TieredCache
 from wakekv.tiers.index import overlap
-from wakekv.tiers.merging import Codebook, Layered, Merged
+from wakekv.tiers.methods import FAMILIES, PAGES, Key, tiers
 from wakekv.tiers.panel import together
-from wakekv.tiers.quantised import Quantised
 from wakekv.tiers.rope import Rope
-from wakekv.tiers.sentences import Sentences
+from wakekv.tiers.sentences import Sentences, SentenceShelf
 from wakekv.tiers.text import Splitter, ends_of
 
 AT_ONCE = 16  # caches side by side
@@ -34,23 +34,6 @@ SIZES = ("fast", "codes", "index", "tables")
 TIMED = ("stall_s", "attend_s", "settle_s", "score_s")
 COUNTS = ("fetched", "fetched_bytes", "probed_bytes", "misses", *TIMED)
 TOLD = ("n_asked", "n_fired", "best_sum")
-PAGES: dict[str, Policy] = {  # policies of whole pages; G-KV's own interval of 128 steps is longer than what is fed
-    "reactive": POLICIES["reactive"],
-    "evict": POLICIES["evict"],
-    "gkv, every 16 steps": POLICIES["gkv"].but(every=16),
-    "gkv-blend, every 16 steps": POLICIES["gkv-blend"].but(every=16),
-}
-
-
-FAMILIES = ("sentences", "pages", "codes", "merging")
-
-
-class Key(NamedTuple):
-    """A method of one of FAMILIES, at a threshold where it has one."""
-
-    family: str
-    method: str
-    threshold: float | None = None
 
 
 def passage(tokenizer: Any, seed: int, n: int, path: str | None = None) -> tuple[str, list[int]]:
@@ -69,35 +52,6 @@ def passage(tokenizer: Any, seed: int, n: int, path: str | None = None) -> tuple
     if len(ids) < n:
         raise InputError(f"{filler.name} has {len(ids)} tokens from there on, not {n}: give a longer text")
     return filler.name, ids[:n]
-
-
-def tiers(
-    splitter: Splitter, rope: Rope, n_layers: int, thresholds: Sequence[float], at: float, window: int
-) -> dict[Key, Tier]:
-    """Recall by three rules at every threshold, all else at the one."""
-
-    def sentences(recall: str, threshold: float = at, **more: Any) -> Sentences:
-        audit = recall not in ("exact", "bounds")  # they miss nothing, and the tests say so
-        return Sentences(splitter, threshold, window, recall, audit=audit, **more)
-
-    found: dict[Key, Tier] = {}
-    for threshold in thresholds:
-        found |= {Key("sentences", name, threshold): sentences(name, threshold) for name in ("none", "dot", "exact")}
-    found |= {Key("sentences", name, at): sentences(name) for name in ("cosine", "centred", "key", "bounds")}
-    found[Key("sentences", "none, means stand in", at)] = sentences("none", stand_in=True)
-    found[Key("sentences", "exact, in fours", at)] = sentences("exact", batch=4)
-    found[Key("sentences", "dot, 8-bit vectors", at)] = sentences("dot", vector_bits=8)
-    for bits in (8, 4, 2):
-        found[Key("codes", f"{bits} bits")] = Quantised(bits)
-        found[Key("codes", f"{bits} bits, other layout")] = Quantised(bits, layout="channels")
-    found[Key("codes", "4 bits, plain operands")] = Quantised(4, operand_bits=None)
-    for bits in (4, 2):
-        found[Key("codes", f"{bits} bits, promoted", at)] = Quantised(bits, promote=at, window=window)
-    single = Splitter(splitter.n_vocab, least=1, longest=1)
-    found[Key("merging", "codebook")] = Codebook(rope)
-    deep = Sentences(single, at, window, "none")
-    found[Key("merging", "merged, deep layers evict", at)] = Layered(Merged(rope), deep, max(1, n_layers // 6))
-    return found
 
 
 def contest(
@@ -120,7 +74,8 @@ def contest(
               full cache's, mean over the tokens that count), bytes by tier (means; slow and gone as it ends), what was
               fetched, probed and missed over those tokens, KL to the full cache (kl_mean, kl_p95, kl_last, nats a
               token), agreement, perplexity, and what an index was told; TIMED in seconds
-    memory    method -> bytes on the fast tier after each token, from the first one decoded, at the one threshold
+    memory    method -> tier -> bytes after each token, from the first one decoded, at the one threshold
+    flagged   share of the full cache's sentences whose a* ends below each threshold, by what it is pooled over
     shares    of each layer, directions a token of keys and of values (Codebook)
     overlap   of the 8 best sentences, the share that 8-bit vectors find too
 
@@ -135,24 +90,37 @@ def contest(
     start = TieredCache(model.config, Sentences(splitter, 0.0), page=page, max_tokens=-(-total // page) * page)
     with start.attached(model):
         start.prefill(model, torch.tensor([ids[:length]], device=model.device))
-    whole = start.again()
-    full = _feed(model, [whole], ids[length:], window)[0]
+    later = start.again()  # for what has no window to fill: the same text, in the prompt
+    with later.attached(model):
+        later.prefill(model, torch.tensor([ids[length : length + window]], device=model.device))
     cuts = [0, *splitter.cut(ids[:length])]
     first = [loaded.tokenizer.decode(ids[a:b]) for a, b in zip(cuts[:5], cuts[1:6])]
     found = {"text": {"name": name, "first": first, "n_sentences": len(cuts) - 1}, "rows": [], "memory": {}}
-    found["memory"]["full"] = [_fast(sizes) for sizes in whole.history]
     about = {"seed": seed, "n_prompt": length, "n_tokens": n_tokens}
+    full: list[Fed] = []
 
-    def tried(keys: Iterable[Key], make: Callable[[Key], ReversibleCache]) -> Iterator[tuple[Key, ReversibleCache]]:
+    def tried(keys: Iterable[Key], make: Callable[[Key], ReversibleCache], skip: int = window) -> Iterator:
+        """(key, cache fed) of each method; the full cache is fed beside the first of them."""
         for some in _batches(keys):
-            caches = [make(key) for key in some]
-            for key, cache, fed in zip(some, caches, _feed(model, caches, ids[length:], window)):
-                found["rows"].append(about | _row(key, cache, fed, full))
+            caches, whole = [make(key) for key in some], [] if full else [(later, start)[skip > 0].again()]
+            reads: deque[list[torch.Tensor]] = deque(maxlen=window)
+            fed = _feed(model, whole + caches, ids[length + window - skip :], skip, reads)
+            if whole:
+                full.append(fed.pop(0))
+                found["memory"]["full"] = _history(whole[0])
+                found["flagged"] = _flagged(reads, thresholds)
+            for key, cache, own in zip(some, caches, fed):
+                found["rows"].append(about | _row(key, cache, own, full[0]))
                 yield key, cache
 
-    for key, cache in tried((key for key in chosen if key.family in families), lambda key: start.again(chosen[key])):
+    def tiered() -> Iterator:
+        keys = [key for key in chosen if key.family in families]
+        yield from tried([key for key in keys if key.threshold is not None], lambda key: start.again(chosen[key]))
+        yield from tried([key for key in keys if key.threshold is None], lambda key: later.again(chosen[key]), 0)
+
+    for key, cache in tiered():
         if key.threshold == at and key.method in ("none", "dot", "exact"):
-            found["memory"][key.method] = [_fast(sizes) for sizes in cache.history]
+            found["memory"][key.method] = _history(cache)
         shelves = [cache.steps.shelves[layer.index] for layer in cache.paged]
         if key.method == "codebook":
             found["shares"] = [shelf.shares() for shelf in shelves]
@@ -180,15 +148,24 @@ class Fed(NamedTuple):
     books: dict[str, float]
 
 
-def _feed(model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Sequence[int], skip: int) -> list[Fed]:
-    """Feed all of them the same tokens but the last; the first `skip` do not count."""
-    together(model, caches, tokens[:skip])
+def _feed(
+    model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Sequence[int], skip: int, reads: deque
+) -> list[Fed]:
+    """Feed all of them the same tokens but the last; the first `skip` do not count.
+
+    reads: gains, after each that counts, what every layer of the first cache read if that is of sentences.
+    """
+    if skip:
+        together(model, caches, tokens[:skip])
     before = [dataclasses.replace(cache.books) for cache in caches]
     sizes: list[list[dict[str, int]]] = [[] for _ in caches]
 
     def note() -> None:
         for own, cache in zip(sizes, caches):
             own.append(_tiers(cache))
+        if isinstance(caches[0], TieredCache):
+            shelves = [caches[0].steps.shelves[layer.index] for layer in caches[0].paged]
+            reads.append([shelf.read for shelf in shelves if isinstance(shelf, SentenceShelf)])
 
     logits = together(model, caches, tokens[skip:-1], note)
     truth = torch.tensor(tokens[skip + 1 :])
@@ -254,8 +231,20 @@ def _tiers(cache: ReversibleCache) -> dict[str, int]:
     return found
 
 
-def _fast(tiers: Mapping[str, int]) -> int:
-    return tiers["fast"] + tiers["index"]
+def _history(cache: TieredCache) -> dict[str, list[int]]:
+    return {name: [sizes[name] for sizes in cache.history] for name in ("fast", "index", "slow", "gone")}
+
+
+def _flagged(reads: Sequence[Sequence[torch.Tensor]], thresholds: Sequence[float]) -> list[dict[str, Any]]:
+    """Of [step][layer] reads, [row, sentence]: of the sentences that were over all the while."""
+    n = reads[0][0].shape[1]
+    largest = torch.stack([torch.stack([x[:, :n] for x in layers]) for layers in reads]).amax(0)  # [layer, row, n]
+    pooled = {"KV head": largest, "layer": largest.amax(1), "model": largest.amax((0, 1))}
+    return [
+        {"pooled": name, "threshold": threshold, "share": float((x < threshold).float().mean())}
+        for name, x in pooled.items()
+        for threshold in thresholds
+    ]
 
 
 def _perplexity(fed: Fed) -> float:
