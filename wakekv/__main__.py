@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import inspect
 import os
 import re
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     except (WakeKVError, ModuleNotFoundError, OSError) as error:
         if options.debug:
             raise
-        print(f"wakekv: error: {_one_line(error)}", file=sys.stderr)
+        print(f"wakekv: error: {_one_line(error, getattr(options, 'out', None))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if options.debug:
@@ -40,10 +41,13 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: Exception, out: str | None = None) -> str:
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "").split(".")[0]
         return f"{missing} is not installed: pip install 'wakekv[{EXTRAS.get(missing, 'all')}]', or make in a checkout"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or out
+        return f"the disk is full{f', writing {where}' if where else ''}: free some space, then the same command again"
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -27,7 +27,7 @@ import pandas as pd
 
 from wakekv import kernels
 from wakekv.errors import InputError, WakeKVError, lookup
-from wakekv.files import write
+from wakekv.files import writable, write
 from wakekv.logs.blocks import simulate
 from wakekv.policies import POLICIES, Policy
 from wakekv.reproduction.places import Place, find, local
@@ -183,6 +183,7 @@ def study(
     """
     if min(budgets, default=0) < 1:
         raise InputError("budgets are pages a head, from 1 on: name at least one")
+    writable(out)
     logs = _chosen(_chosen(find(urls), 0, models, "model of these logs"), 1, regimes, "regime of these logs")
     asked, kept = tasks(logs, policies, budgets, unit, first_touch), Kept(out)
     waiting, failed = [task for task in asked if kept.get(task) is None], {}
