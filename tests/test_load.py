@@ -26,8 +26,8 @@ AFTER = 100  # steps until everything has its room
 
 def sums(layer, first: int, last: int) -> list[str]:
     """A hash a page of what the slow tier holds, all heads of a layer."""
-    held = torch.cat([layer.reservoir.keys, layer.reservoir.values], -1)
-    return [hashlib.sha256(held[:, page].numpy().tobytes()).hexdigest() for page in range(first, last)]
+    held = (torch.cat([layer.reservoir.keys[:, i], layer.reservoir.values[:, i]], -1) for i in range(first, last))
+    return [hashlib.sha256(page.numpy().tobytes()).hexdigest() for page in held]
 
 
 def stored(cache: ReversibleCache) -> int:
