@@ -21,7 +21,7 @@ from wakekv.drawing.reading import needle_scores, one_head
 from wakekv.drawing.scale import scale_growth
 from wakekv.drawing.scheduling import fairness, load_curves, request_waits, said_and_came, taught_orders
 from wakekv.drawing.serving import engine_front, engine_growth, engine_parts
-from wakekv.drawing.tiers import tier_answers, tier_codes, tier_memory, tier_sharing, tier_sweep
+from wakekv.drawing.tiers import first_token, tier_answers, tier_codes, tier_memory, tier_sharing, tier_sweep
 from wakekv.drawing.wakeups import alarms, forest, leads, mirage
 from wakekv.learning import taught
 from wakekv.scheduling import tables as scheduling
@@ -31,10 +31,10 @@ from wakekv.tables.matched import headline, sensitivity, seven, systems
 __all__ = [
     "FIGURES", "POLICY_STYLE", "TABLES", "Picture", "Table",
     "alarms", "burst_steps", "claims_beside", "cost_growth", "drift_settings", "engine_front", "engine_growth",
-    "engine_parts", "equal_memory", "fairness", "figure_1a", "forest", "gap_closed", "head_pages", "headline", "leads",
-    "load_curves", "logs", "margins", "mechanism", "mirage", "miss_curves", "miss_map", "needle_map", "needle_scores",
-    "one_head", "pool_map", "pool_price", "prefetch_yield", "request_waits", "said_and_came", "scale_growth",
-    "sensitivity", "seven", "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "taught_orders",
+    "engine_parts", "equal_memory", "fairness", "figure_1a", "first_token", "forest", "gap_closed", "head_pages",
+    "headline", "leads", "load_curves", "logs", "margins", "mechanism", "mirage", "miss_curves", "miss_map",
+    "needle_map", "needle_scores", "one_head", "pool_map", "pool_price", "prefetch_yield", "request_waits",
+    "said_and_came", "scale_growth", "sensitivity", "seven", "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "taught_orders",
     "ten_steps", "tier_answers", "tier_codes", "tier_memory", "tier_sharing", "tier_sweep", "token_markers", "variants",
     "verdict_table", "wakers",
 ]  # fmt: skip
@@ -79,6 +79,7 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "tier_sweep": tier_sweep,  # and in time, by threshold
     "tier_codes": tier_codes,  # pages kept as codes
     "tier_sharing": tier_sharing,  # keys and values that are alike
+    "first_token": first_token,  # how long the engine takes to it, with the reservoir and without
     "engine_front": engine_front,  # a serving engine: speed against fidelity
     "engine_parts": engine_parts,  # where the time of its step goes
     "engine_growth": engine_growth,  # how its gain grows with context and requests
@@ -123,6 +124,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "tiers": tiered.tiers,  # other fast tiers: what they hold, move and cost
     "tiers_told": tiered.told,  # what similarity said of what was away
     "tiers_flagged": tiered.flagged,  # what a* would demote, by what it is pooled over
+    "first_token": tiered.first_token,  # in the engine, with the reservoir and without
     "tiers_verdict": tiered.verdict,  # below 0.05 with at most 60 % held?
     "tiers_timed": tiered.retrieval,  # retrieval and perplexity by threshold
     "verdict_table": verdict_table,  # every claim with its verdict

@@ -143,3 +143,30 @@ def tier_sharing(found: Sequence[Mapping], about: str) -> Picture:
     axes.set(xlabel="layer", ylabel="directions a token", ylim=(0, 1.02))
     figure.legend(loc="outside upper center", ncols=2)
     return Picture(figure, table, "Directions a token in the codebooks of each layer")
+
+
+@styled
+def first_token(found: Mapping) -> Picture:
+    """Time to the first token in the engine by prompt length, median and 95th percentile, with the reservoir and
+    without; and CPU seconds to the second token. found: what benchmarks/ttft.py left."""
+    table, where = tiered.first_token(found).numbers, found["hardware"]
+    about = f"measured: {found['model']}, {found['asked']['dtype']}, vLLM on one thread of {where['device']}, "
+    about += f"{where['cores']} cores, load {table['load'].min():.0f} to {table['load'].max():.0f}"
+    figure = canvas(8, 3.4, about)
+    wall, cpu = figure.subplots(1, 2, sharex=True)
+    for arm, line in table.groupby("arm", sort=False):
+        colour, name = (BLACK, "untouched") if arm == "stock" else (ORANGE, "with the reservoir")
+        wall.plot(line["length"], 1e3 * line["p95_s"], color=colour, marker="v", label=f"{name}, 95th percentile")
+        wall.plot(line["length"], 1e3 * line["p50_s"], color=colour, marker="o", linestyle=":", label=f"{name}, median")
+        cpu.plot(line["length"], 1e3 * line["cpu_s"], color=colour, marker="o", label=f"{name}, median")
+    wall.axhline(1e3 * tiered.WITHIN_S, color="0.6", linewidth=0.8)
+    wall.annotate("150 ms", (table["length"].max(), 1e3 * tiered.WITHIN_S), (0, 3), textcoords="offset points",
+                  ha="right", fontsize=7)  # fmt: skip
+    for axes, title in ((wall, "to the first token, wall"), (cpu, "to the second token, CPU")):
+        axes.set(title=title, xlabel="prompt, tokens", ylabel="ms", xscale="log", yscale="log")
+        axes.set_xticks(sorted(table["length"].unique()))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    figure.legend(*wall.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return Picture(figure, table, "Time to the first token by prompt length, with the reservoir and without")

@@ -11,6 +11,7 @@ from wakekv import stats
 from wakekv.errors import InputError
 from wakekv.tables import Table
 
+WITHIN_S = 0.15  # the text's claim of the 95th percentile of the time to a first token
 AT, KL, RESIDENCY = 0.02, 0.05, 0.6  # the recipe's threshold and tolerance, and the most that may stay
 OURS = "exact"
 KEY = ["family", "method", "threshold"]
@@ -132,11 +133,35 @@ def retrieval(found: Sequence[Mapping]) -> Table:
 
 def flagged(found: Sequence[Mapping]) -> Table:
     """Share of the sentences that a* would demote, by what it is pooled over; mean over passages, in the full cache."""
-    rows = pd.DataFrame([row for one in found for row in one.get("flagged", ()) if "memory" in one])
+    exact = [one for one in found if one["rows"][0]["family"] == "sentences"]
+    rows = pd.DataFrame([row for one in exact for row in one["flagged"]])
     numbers = rows.groupby(["pooled", "threshold"], sort=False)["share"].mean().reset_index()
     shown = numbers.pivot(index="pooled", columns="threshold", values="share").loc[["KV head", "layer", "model"]]
     shown = shown.map("{:.1%}".format).rename(columns=lambda x: f"a* < {x:g}").rename_axis(columns=None).reset_index()
     return Table(numbers, shown.rename(columns={"pooled": "largest weight of any query of a"}))
+
+
+def first_token(found: Mapping) -> Table:
+    """What benchmarks/ttft.py left: by engine and prompt length, seconds to the first token (median, 95th percentile),
+    to the second, and CPU seconds (medians)."""
+    if not found.get("rows"):
+        raise InputError("no time to a first token was measured: run benchmarks/ttft.py first")
+    numbers = pd.DataFrame([
+        {"arm": row["arm"], "length": row["length"], "requests": len(row["first"]),
+         "p50_s": np.median(row["first"]), "p95_s": np.quantile(row["first"], 0.95),
+         "second_s": np.median(row["second"]), "cpu_s": np.median(row["cpu"]), "load": np.mean(row["load"])}
+        for row in found["rows"]
+    ])  # fmt: skip
+    numbers["within"] = numbers["p95_s"] <= WITHIN_S
+    shown = numbers.assign(
+        engine=numbers["arm"].map({"stock": "untouched", "reservoir": "with the reservoir"}),
+        **{name: (1e3 * numbers[name]).map("{:,.0f}".format) for name in ("p50_s", "p95_s", "second_s", "cpu_s")},
+        within=numbers["within"].map({True: "yes", False: "no"}), load=numbers["load"].map("{:.0f}".format),
+    )  # fmt: skip
+    names = {"length": "prompt, tokens", "engine": "engine", "requests": "requests", "p50_s": "first token p50, ms",
+             "p95_s": "p95, ms", "within": "p95 within 150 ms", "second_s": "second token p50, ms",
+             "cpu_s": "CPU p50, ms", "load": "load"}  # fmt: skip
+    return Table(numbers, shown[list(names)].rename(columns=names))
 
 
 def sharing(found: Sequence[Mapping]) -> pd.DataFrame:
