@@ -34,9 +34,9 @@ __all__ = [
     "engine_parts", "equal_memory", "fairness", "figure_1a", "first_token", "forest", "gap_closed", "head_pages",
     "headline", "leads", "load_curves", "logs", "margins", "mechanism", "mirage", "miss_curves", "miss_map",
     "needle_map", "needle_scores", "one_head", "pool_map", "pool_price", "prefetch_yield", "request_waits",
-    "said_and_came", "scale_growth", "sensitivity", "seven", "spells", "stall_price", "step_parts", "sweep", "systems", "table_4", "taught_orders",
-    "ten_steps", "tier_answers", "tier_codes", "tier_memory", "tier_sharing", "tier_sweep", "token_markers", "variants",
-    "verdict_table", "wakers",
+    "said_and_came", "scale_growth", "sensitivity", "seven", "spells", "stall_price", "step_parts", "sweep",
+    "systems", "table_4", "taught_orders", "ten_steps", "tier_answers", "tier_codes", "tier_memory", "tier_sharing",
+    "tier_sweep", "token_markers", "variants", "verdict_table", "wakers",
 ]  # fmt: skip
 
 FIGURES: dict[str, Callable[..., Picture]] = {
