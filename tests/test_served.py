@@ -80,3 +80,25 @@ def test_growth_is_the_ratio_within_a_repeat_by_context_and_requests():
     assert row["decode_vs_stock"] == row["lo"] == row["hi"] == 2 and row["decode_cpu_vs_stock"] == 4
     assert grown.loc[(1024, 1, "reactive-r1"), "decode_vs_stock"] == 0.5
     assert "stock" not in grown.reset_index()["configuration"].tolist()
+
+
+def test_pools_are_set_against_reactive_of_the_same_rounds_and_wants():
+    def arm(cpu: float, misses: float) -> dict:
+        repeat = {"wants": 10.0, "misses": misses, "miss_rate": misses / 10, "fetched_bytes": 2e6, "stall_s": 0.002}
+        repeat |= {"resident_bytes": 3e6, "score_s": 0.001, "step_s": 0.5, "step_cpu_s": cpu, "decode_tokens_per_s": 16}
+        quality = {"kl_mean": 0.1, "agreement": 0.9}
+        return {"quality": quality, "answers": {"mean": 50.0}, "repeats": [repeat, {**repeat, "step_cpu_s": 2 * cpu}]}
+
+    stock = {"step_s": 1.0, "step_cpu_s": 1.0, "decode_tokens_per_s": 8}
+    rows = {
+        "stock": {"quality": {"kl_mean": 0.0, "agreement": 1.0}, "repeats": [stock]},
+        "reactive, R = 1": arm(0.3, 4),
+    }
+    rows |= {"pooled, layer, R = 1": arm(0.2, 3), "reactive, R = 4": arm(9.0, 4), "room for all": arm(1.0, 0)}
+    rows["room for all"]["repeats"] = []
+    table = served.pooled({"rows": rows}).set_index("arm")
+    one = table.loc["pooled, layer, R = 1"]
+    assert one["vs_reactive"] == pytest.approx(1.5) and one["misses"] == 3 and one["fetched_mb"] == 2
+    assert one["step_cpu_ms"] == pytest.approx(300) and one["stall_ms"] == 2 and one["resident_mb"] == 3
+    assert np.isnan(table.loc["stock", "misses"]) and np.isnan(table.loc["room for all", "step_ms"])
+    assert table.loc["reactive, R = 1", "vs_reactive"] == 1 and table.loc["stock", "tokens_per_s"] == 8

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from wakekv.errors import CacheError, InputError
+from wakekv.policies import POLICIES
+from wakekv.policies.ledger import Ledger
 from wakekv.simulation.replay import replay
-from wakekv.simulation.residency import Residency
+from wakekv.simulation.residency import Residency, trim
 from wakekv.vllm import scoring, steps
 from wakekv.vllm.settings import Settings
+from wakekv.vllm.shared import SharedTier, TorchSharedTier
 from wakekv.vllm.tier import FastTier, bits
 from wakekv.vllm.torchtier import TorchTier
 
@@ -21,10 +24,10 @@ PAGE, KV, GROUP, D, LAYERS, BLOCKS = 16, 2, 3, 32, 2, 64
 class FakeEngine:
     """Sequences whose keys, values and queries are drawn at random, their blocks scattered over the reservoir."""
 
-    def __init__(self, settings: Settings, dtype=torch.float32, sequences: int = 2, seed: int = 0, kind=FastTier):
+    def __init__(self, settings: Settings, dtype=torch.float32, sequences: int = 2, seed: int = 0, torches=False):
         self.rng = torch.Generator().manual_seed(seed)
         self.layers = {f"layer{i}": torch.zeros(BLOCKS, KV, PAGE, 2 * D, dtype=dtype) for i in range(LAYERS)}
-        self.tier = kind(settings, self.layers, KV * GROUP, sequences, 24 * PAGE)
+        self.tier = kind_of(settings, torches)(settings, self.layers, KV * GROUP, sequences, 24 * PAGE)
         self.free = torch.randperm(BLOCKS, generator=self.rng).tolist()
         self.length, self.blocks, self.drift = {}, {}, {}
         self.seen: list = []
@@ -62,26 +65,33 @@ class FakeEngine:
             for name, q in zip(names, query):
                 self.drift[name, i] = q
             self.scores = steps.reference(self.tier, step, i, query, 1.0)
-            steps.decode(self.tier, step, i, query, lambda table, i=i: self.attend(step, i, table), 1.0)
+            steps.decode(self.tier, step, i, query, lambda *read, i=i: self.attend(step, i, *read), 1.0)
         return step
 
-    def attend(self, step: steps.Step, layer: int, table: torch.Tensor) -> None:
+    def attend(self, step: steps.Step, layer: int, table: torch.Tensor, lengths: torch.Tensor) -> None:
         """What attention would read, checked: bytes of the reservoir, no page twice, the open one last."""
-        pool, cache = self.tier.pools[layer], list(self.layers.values())[layer]
+        tier, cache, shared = self.tier, list(self.layers.values())[layer], isinstance(self.tier, SharedTier)
         for i in range(len(step.seqs)):
             for h in range(KV):
-                row, n = step.seqs[i] * KV + h, int(step.held[i])
-                places = table[i * KV + h, : n + 1].long()
-                pages = [*self.tier.page_of[layer, row, :n].tolist(), int(step.closed[i])]
+                row, length = step.seqs[i] * KV + h, int(lengths[i * KV + h])
+                n = int((tier.where[layer, row] >= 0).sum()) if shared else int(step.held[i])
+                held = np.flatnonzero(tier.where[layer, row] >= 0) if shared else tier.page_of[layer, row, :n]
+                places, pages = table[i * KV + h, : n + 1].long(), [*held.tolist(), int(step.closed[i])]
                 assert len(set(pages)) == n + 1 and min(pages) >= 0
                 blocks = torch.from_numpy(step.blocks[i, pages].astype(np.int64))
-                assert torch.equal(pool[places, 0].flatten(1), cache[blocks, h].flatten(1))
-                assert step.lengths[i * KV + h] == n * PAGE + self.length[step.names[i]] - step.closed[i] * PAGE
+                assert torch.equal(tier.pools[layer][places, 0].flatten(1), cache[blocks, h].flatten(1))
+                assert length == n * PAGE + self.length[step.names[i]] - step.closed[i] * PAGE
                 self.seen.append((step.names[i], layer, h, frozenset(pages[:-1])))
 
 
-def decoded(settings: Settings, n_steps: int = 70, dtype=torch.float32, kind=FastTier) -> FakeEngine:
-    engine = FakeEngine(settings, dtype, kind=kind)
+def kind_of(settings: Settings, torches: bool = False) -> type:
+    if settings.mode == "pooled":
+        return TorchSharedTier if torches else SharedTier
+    return TorchTier if torches else FastTier
+
+
+def decoded(settings: Settings, n_steps: int = 70, dtype=torch.float32, torches: bool = False) -> FakeEngine:
+    engine = FakeEngine(settings, dtype, torches=torches)
     engine.write("a", 10 * PAGE + 3)
     engine.write("b", 5 * PAGE)
     for _ in range(n_steps):
@@ -95,12 +105,29 @@ RULES = [
     {"mode": "reactive", "every": 5, "timing": "exact"},
     {"mode": "reactive", "every": 16, "timing": "lagged"},
     {"mode": "reactive", "every": 1, "timing": "exact", "wants": 2},
+    {"mode": "reactive", "every": 1, "timing": "exact", "least": 1.0},
     {"mode": "destructive", "every": 1, "timing": "exact"},
     {"mode": "destructive", "every": 4, "timing": "lagged", "wants": 3},
     {"mode": "flexicache", "every": 16, "timing": "lagged", "profile": (1, 2)},
     {"mode": "flexicache", "every": 1, "timing": "lagged", "profile": (0,)},
     {"mode": "flexicache", "every": 7, "timing": "lagged", "profile": (3,)},
+    {"mode": "pooled", "every": 1, "timing": "exact"},
+    {"mode": "pooled", "every": 1, "timing": "lagged"},
+    {"mode": "pooled", "every": 5, "timing": "exact"},
+    {"mode": "pooled", "every": 16, "timing": "lagged"},
+    {"mode": "pooled", "every": 1, "timing": "exact", "least": 1.0},
+    {"mode": "pooled", "every": 4, "timing": "lagged", "wants": 2, "least": 0.5},
 ]
+
+
+def n_stayed(demand, settings: Settings) -> int:
+    """Pages that came back from the reservoir and were resident as their step ended."""
+    rule, n = Residency(demand, settings.policy, settings.budget), 0
+    for step in range(demand.n_steps):
+        before = rule.resident.copy()
+        rule.step()
+        n += int((rule.resident & ~before & (demand.created < step)).sum())
+    return n
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(str(x) for x in rule.values()))
@@ -110,7 +137,12 @@ def test_its_wants_replayed_by_the_simulator_give_its_misses_and_fetches(rule):
     found = [replay(engine.tier.demand(name), settings.policy, settings.budget) for name in ("a", "b")]
     books = engine.tier.take_books()
     assert books["misses"] == sum(int(x.misses.sum()) for x in found) > 0
-    assert books["fetched"] == sum(int(x.fetched.sum()) for x in found)
+    fetched = sum(int(x.fetched.sum()) for x in found)
+    if engine.tier.late:  # pages that would not have stayed never came
+        stayed = sum(n_stayed(engine.tier.demand(name), settings) for name in ("a", "b"))
+        assert books["fetched"] == stayed <= fetched
+    else:
+        assert books["fetched"] == fetched
     assert books["fetched_bytes"] == books["fetched"] * PAGE * 2 * D * 4
     assert books["wants"] == sum(engine.tier.demand(name).n_wants for name in ("a", "b"))
 
@@ -134,7 +166,7 @@ def test_the_pages_it_leaves_are_those_the_rule_leaves(rule):
 def test_in_torch_operations_as_on_a_gpu_it_reads_and_moves_the_same(rule):
     """A GPU's tier, on the CPU: the same pages attended at each step, the same books, the same bytes."""
     settings = Settings(budget=4, record=True, **rule)
-    loops, torches = decoded(settings, 40), decoded(settings, 40, kind=TorchTier)
+    loops, torches = decoded(settings, 40), decoded(settings, 40, torches=True)
     assert loops.seen == torches.seen
     for a, b in zip(loops.tier.pools, torches.tier.pools, strict=True):
         assert torch.equal(a.flatten(), b.flatten())
@@ -142,8 +174,67 @@ def test_in_torch_operations_as_on_a_gpu_it_reads_and_moves_the_same(rule):
     assert all(books[0][name] == books[1][name] for name in ("wants", "misses", "fetched", "admitted"))
 
 
+def by_moved_shares(demand, budget: int) -> tuple[int, np.ndarray]:
+    """Misses and, in the end, residents of the model's scope as the tier has it, from the simulator's own parts: a
+    layer is trimmed to its share, and that is as many of the best of all pages as lay in it a step before."""
+    policy = POLICIES["pooled"].but(scope="model")
+    seen, layer, ones, misses = Ledger(demand, policy.start, policy.scope), demand.layer, np.ones(demand.n_heads), 0
+
+    def kept(pages, groups, share):
+        return trim(pages, policy.rank(seen), seen.recency, budget, groups, share, 0.0)
+
+    share, resident = ones, kept(seen.known, layer, ones)
+    for _ in range(demand.n_steps):
+        heads, entries, births, _ = seen.observe()
+        pages = demand.page[entries]
+        misses += int((~resident[heads, pages]).sum())
+        resident = resident | births
+        resident[heads, pages] = True
+        resident = kept(resident, layer, share)
+        best = kept(seen.known, np.zeros(demand.n_heads, int), ones)
+        of_layer = np.bincount(layer, best.sum(1)) / (budget * KV)
+        share = ones if best.sum() == seen.known.sum() else of_layer[layer]
+        resident = kept(resident, layer, share)
+    return misses, resident
+
+
+@pytest.mark.parametrize("rule", [{}, {"timing": "lagged"}, {"every": 5, "wants": 3}, {"least": 1.0}], ids=str)
+@pytest.mark.parametrize("torches", [False, True], ids=["loops", "torch"])
+def test_over_the_whole_model_layers_are_trimmed_to_shares_that_move(rule, torches):
+    engine = FakeEngine(Settings(mode="pooled", scope="model", budget=4, record=True, **rule), torches=torches)
+    engine.write("a", 10 * PAGE + 3)
+    shares = []
+    for _ in range(60):
+        engine.step(["a"])
+        shares.append(engine.tier.quota[:, engine.tier.sequences["a"].slot].tolist())
+    misses, resident = by_moved_shares(engine.tier.demand("a"), 4)
+    slot, total = engine.tier.sequences["a"].slot, LAYERS * KV * 4
+    there = engine.tier.where[:, slot * KV : (slot + 1) * KV, : resident.shape[1]].reshape(LAYERS * KV, -1) >= 0
+    assert np.array_equal(there, resident)
+    assert 0.8 * total < there.sum() <= total  # a share that grew is filled by wants
+    assert engine.tier.take_books()["misses"] == misses > 0
+    assert len(set(map(tuple, shares))) > 2 and {sum(x) for x in shares} == {total}
+
+
+@pytest.mark.parametrize("scope", ["layer", "model"])
+@pytest.mark.parametrize("timing", ["exact", "lagged"])
+def test_heads_that_share_have_the_memory_of_as_many_that_do_not_and_leave_none_behind(scope, timing):
+    """But for the room that one layer's wants have while it attends, which takes that of the open pages, one a head."""
+    settings = Settings(mode="pooled", scope=scope, timing=timing, budget=4, wants=2)
+    engine, page = decoded(settings, 30), 2 * PAGE * D * 4
+    tier, own = engine.tier, LAYERS * 2 * KV * 4
+    coming = 0 if timing == "lagged" else 2 * KV * 2
+    assert tier.tiers()["pages"] == (own + 2 * KV + coming) * page
+    of_heads = (tier.where >= 0).sum(2)
+    assert of_heads.max() > 4 and of_heads.sum() == tier.held.sum() == own
+    assert scope == "model" or (of_heads.reshape(LAYERS, 2, KV).sum(2) == 4 * KV).all()
+    tier.release(["a", "b"])
+    assert (tier.where < 0).all() and tier.n_blocks == own + coming
+    assert sorted(tier.blocks) == list(range(2 * KV, 2 * KV + own + coming))
+
+
 def test_a_budget_of_all_pages_never_misses_and_reads_everything():
-    for mode in ("reactive", "destructive"):
+    for mode in ("reactive", "destructive", "pooled"):
         engine = decoded(Settings(mode=mode, budget=24), 40)
         assert engine.tier.take_books()["misses"] == 0
         assert all(len(pages) in (10, 11, 12, 5, 6, 7) for *_, pages in engine.seen)
@@ -185,7 +276,7 @@ def test_scores_and_choice_equal_those_of_plain_torch(dtype):
     engine = FakeEngine(Settings(budget=4), dtype)
     engine.write("a", 12 * PAGE)
     blocks = np.array([engine.blocks["a"]], np.int32)
-    step = steps.Step(["a"], *[np.array([12])] * 9, None, None)
+    step = steps.Step(["a"], *[np.array([12])] * 10)
     step.blocks = blocks
     query = torch.randn(1, KV * GROUP, D, generator=rng).to(dtype)
     expected = steps.reference(engine.tier, step, 1, query, 1.0)[0]
@@ -230,6 +321,10 @@ def test_bounds_are_those_of_the_keys_written_also_when_a_block_is_written_anew(
         ({"mode": "flexicache", "timing": "lagged"}, "needs the profile"),
         ({"mode": "flexicache", "profile": [1]}, "timing='lagged'"),
         ({"profile": [1]}, "for mode flexicache"),
+        ({"mode": "pooled", "scope": "head"}, "layer or model in mode pooled"),
+        ({"scope": "layer"}, "no other mode has one"),
+        ({"least": -1}, "least must be"),
+        ({"mode": "flexicache", "timing": "lagged", "profile": [1], "least": 1}, "leave wants and least out"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(asked, said):

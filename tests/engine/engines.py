@@ -12,7 +12,10 @@ ALL = [
     {"mode": "reactive", "timing": "lagged", "every": 16},
     {"mode": "destructive", "timing": "exact", "every": 1},
     {"mode": "flexicache", "timing": "lagged", "every": 16, "profile": [0, 4, 8, 33, 60]},
+    {"mode": "pooled", "timing": "exact", "every": 1},
+    {"mode": "pooled", "timing": "lagged", "every": 4, "scope": "model"},
 ]
+ANY = {"profile": [], "scope": None}  # what a rule does not name
 RULES = [*ALL, {"mode": "destructive", "timing": "lagged", "every": 4}]
 
 

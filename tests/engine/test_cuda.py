@@ -55,7 +55,7 @@ def test_a_request_that_decodes_attends_to_its_pages_through_the_flash_kernel_s_
     builder.device = torch.device("cpu")
     position = 4 * PAGE + 5
     step = steps.plan(tier, ["a"], np.array([position]), np.arange(N_PAGES, dtype=np.int32)[None])
-    split = Split(step, slice(0, 1), None, None, builder.kernel_metadata(step))
+    split = Split(step, slice(0, 1), None, None, builder.kernel_metadata)
     query, out = torch.randn(1, KV * GROUP, D), torch.zeros(1, KV * GROUP, D)
     layer = SimpleNamespace(layer_name="layer")
     impl.forward(layer, query, None, None, cache, SimpleNamespace(wakekv=split), out)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from engines import RULES, arm, name_of
+from engines import ANY, RULES, arm, name_of
 
 from wakekv.vllm.arm import Arm
 
@@ -78,20 +78,20 @@ def weathered(engine: Arm, requests: list[dict]) -> dict:
 
 
 def test_with_room_for_all_pages_no_request_differs_from_itself_alone(storm):
-    storm.ask("set", budget=40, mode="reactive", timing="exact", every=1, profile=[])
+    storm.ask("set", budget=40, mode="reactive", timing="exact", every=1, **ANY)
     assert weathered(storm, drawn(random.Random(0), REQUESTS))["misses"] == 0
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name_of)
 def test_with_few_pages_neither_though_some_lost_theirs(storm, rule):
     """Which pages a request holds depends on all that it decoded: one that comes back decodes it again."""
-    storm.ask("set", **{**rule, "budget": 3, "profile": [0] if rule["mode"] == "flexicache" else []})
+    storm.ask("set", **{**ANY, **rule, "budget": 3, "profile": [0] if rule["mode"] == "flexicache" else []})
     assert weathered(storm, drawn(random.Random(1), REQUESTS // 4))["misses"] > 0
 
 
 def test_what_a_request_wrote_is_no_prefix_of_another(storm):
     """It was written with few pages at hand; a prompt is read with all."""
-    storm.ask("set", budget=3, mode="reactive", timing="exact", every=1, profile=[])
+    storm.ask("set", budget=3, mode="reactive", timing="exact", every=1, **ANY)
     rng = random.Random(2)
     for _ in range(8):
         first = {"prompt": [rng.randrange(256) for _ in range(100)], "n_tokens": 60}

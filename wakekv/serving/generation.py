@@ -116,5 +116,5 @@ class Transformers:
         every = {"every": asked.every} if asked.timing == "lagged" else {}
         return ReversibleCache(
             config, asked.budget, policy=asked.policy, mode=asked.timing, wants=asked.n_wants, page=asked.page,
-            max_tokens=max_tokens, slow=asked.folder, **every,
+            least=asked.least, max_tokens=max_tokens, slow=asked.folder, **every,
         )  # fmt: skip

@@ -18,9 +18,12 @@ from wakekv.files import ROOT
 from wakekv.logs.demand import Demand
 
 GROWTH = ROOT / "benchmarks" / "results" / "growth.json"  # benchmarks/growth.py
+POOLED = ROOT / "benchmarks" / "results" / "vllm-pooled.json"  # benchmarks/pooled.py
 RECORDED = ROOT / "benchmarks" / "results" / "system-cpu"  # a sweep that was run once, with its hardware in each file
 EVERY = (1, 2, 4, 8, 16)
 RANKS = {f"reactive-r{every}": every for every in EVERY} | {"destructive": 1}  # every how many steps each ranks
+MEASURED = ("wants", "misses", "miss_rate", "fetched_bytes", "resident_bytes", "stall_s", "score_s", "step_s",
+            "step_cpu_s", "decode_tokens_per_s")  # fmt: skip
 PARTS = {  # of a decode step: what the plugin times, by its books
     "score_s": "ranking",
     "stall_s": "waiting for pages",
@@ -144,6 +147,30 @@ def grown(found: Mapping[str, Any]) -> pd.DataFrame:
     middle = cells[["decode_cpu_vs_stock", "step_s", "step_cpu_s"]].median()
     ratios = cells["ratio"].agg(decode_vs_stock="median", lo="min", hi="max")
     return ratios.join(middle).reset_index()
+
+
+def pooled(found: Mapping[str, Any]) -> pd.DataFrame:
+    """What benchmarks/pooled.py left, a row an arm: wants, misses and fetched_mb (a step), miss_rate, stall_ms,
+    score_ms, step_ms and step_cpu_ms (medians over repeats), tokens_per_s of decoding, vs_reactive (reactive's CPU time
+    of a step at the same R and wants over its own, within a repeat: the median), resident_mb on the fast tier, kl (to
+    stock, nats a token), agreement, points of 100."""
+    rows = []
+    for name, row in found["rows"].items():
+        line: dict[str, Any] = {"arm": name, "kl": row["quality"]["kl_mean"], "agreement": row["quality"]["agreement"]}
+        line["points"] = row.get("answers", {}).get("mean")
+        repeats = row["repeats"]
+        if repeats:
+            middle = {key: float(np.median([r.get(key, np.nan) for r in repeats])) for key in MEASURED}
+            line |= {key: middle[key] for key in ("wants", "misses", "miss_rate")}
+            line |= {"fetched_mb": middle["fetched_bytes"] / 1e6, "resident_mb": middle["resident_bytes"] / 1e6}
+            for key in ("stall_s", "score_s", "step_s", "step_cpu_s"):
+                line[key.removesuffix("_s") + "_ms"] = 1e3 * middle[key]
+            line["tokens_per_s"] = middle["decode_tokens_per_s"]
+            base = found["rows"].get("reactive" + name[name.find(", R") :], {"repeats": []})["repeats"]
+            ratios = [theirs["step_cpu_s"] / mine["step_cpu_s"] for mine, theirs in zip(repeats, base)]
+            line["vs_reactive"] = float(np.median(ratios)) if ratios else None
+        rows.append(line)
+    return pd.DataFrame(rows)
 
 
 def thinned(demand: Demand, every: int) -> Demand:

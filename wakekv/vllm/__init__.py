@@ -6,6 +6,7 @@
 or, from Python, wakekv.vllm.engine.start(model, Settings(...)). Without the variable the engine is untouched.
 
 settings.py what can be asked; scoring.py and kernels.py compiled loops; tier.py the fast tier; steps.py a decode step;
+ragged.py and shared.py the same where heads share a budget;
 backend.py which requests decode; scheduler.py what happens to those that lose their place; cpu.py and cuda.py a device;
 plugin.py how the engine comes to use it; remote.py what a worker answers; engine.py starts an engine and feeds it.
 """

@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # they bring numba, which the engine does not bear before its
 
 class Split(NamedTuple):
     """A step's requests in two parts. decoding, others: slices or indices of query tokens, None if there are none;
-    rest: the engine's metadata of the others."""
+    rest: the engine's metadata of the others; kernel: of lengths, what the device's attention needs beside them."""
 
     step: Step | None
     decoding: Any
     others: Any
     rest: Any
-    kernel: Any  # what the device's attention over the pool needs beside
+    kernel: Callable[[torch.Tensor], Any]
 
 
 class Runner:
@@ -79,7 +79,7 @@ class SplitBuilder:
         else:
             tokens = [np.arange(starts[i], starts[i + 1]) for i in others]
             split = torch.from_numpy(starts[which].astype(np.int64)), torch.from_numpy(np.concatenate(tokens))
-        return _beside(metadata, Split(step, split[0], split[1], rest, self.kernel_metadata(step)))
+        return _beside(metadata, Split(step, split[0], split[1], rest, _once(self.kernel_metadata)))
 
     def part(self, common: Any, starts: np.ndarray, others: np.ndarray) -> Any:
         """The engine's common metadata of some requests only."""
@@ -136,21 +136,34 @@ class SplitImpl:
         mine, out, index = query[decoding], output[decoding], tier.names[layer.layer_name]
         rows = len(mine) * tier.n_kv
         asked, answer = mine.reshape(rows, tier.group, tier.d), out.view(rows, tier.group, tier.d)
-        attend = partial(self.attend, asked, answer, tier.pools[index], split)
+        attend = partial(self.attend, asked, answer, tier.pools[index], split.kernel)
         self.decode(split.step, index, mine, attend, self.scale)
         if not isinstance(decoding, slice):
             output[decoding] = out
         return output
 
     def attend(
-        self, query: torch.Tensor, out: torch.Tensor, pool: torch.Tensor, split: Split, table: torch.Tensor
-    ) -> None:
+        self, query: torch.Tensor, out: torch.Tensor, pool: torch.Tensor, kernel: Callable[[torch.Tensor], Any],
+        table: torch.Tensor, lengths: torch.Tensor,
+    ) -> None:  # fmt: skip
         """The device's kernel: query [row, head of the group, d] reads the pool where the table says; into out."""
         raise NotImplementedError
 
 
 def _on(where: Any, device: torch.device) -> Any:
     return where if isinstance(where, slice) else where.to(device)
+
+
+def _once(make: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """make, but not again for the very lengths that it was last called for: layers that are alike share them."""
+    kept: list[Any] = [None, None]
+
+    def made(lengths: torch.Tensor) -> Any:
+        if kept[0] is not lengths:
+            kept[:] = lengths, make(lengths)
+        return kept[1]
+
+    return made
 
 
 def _beside(metadata: Any, split: Split) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -29,9 +29,6 @@ from wakekv.errors import InputError
 from wakekv.vllm.backend import Split, SplitBuilder, SplitImpl, checked
 from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings
-
-if TYPE_CHECKING:
-    from wakekv.vllm.steps import Step
 
 
 class Backend(CPUAttentionBackend):
@@ -61,16 +58,16 @@ class Builder(SplitBuilder, CPUAttentionMetadataBuilder):
             common.seq_lens, common.block_table_tensor, common.slot_mapping, None,
         )  # fmt: skip
 
-    def kernel_metadata(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    def kernel_metadata(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The kernel's schedule of rows as requests of one KV head each, and where their queries start."""
-        n = len(step.lengths)
+        n = len(lengths)
         starts = torch.arange(n + 1, dtype=torch.int32)
         schedule = ops.cpu_attn_get_scheduler_metadata(
             num_reqs=n,
             num_heads=self.num_heads // self.num_kv_heads,
             num_kv_heads=1,
             head_dim=self.head_dim,
-            seq_lens=step.lengths,
+            seq_lens=lengths,
             dtype=self.dtype,
             query_start_loc=starts,
             causal=True,
@@ -83,16 +80,16 @@ class Builder(SplitBuilder, CPUAttentionMetadataBuilder):
 
 
 class Impl(SplitImpl, CPUAttentionBackendImpl):
-    def attend(self, query, out, pool, split, table) -> None:
+    def attend(self, query, out, pool, kernel, table, lengths) -> None:
         keys, values = pool.chunk(2, dim=2)
-        schedule, starts = split.kernel
+        schedule, starts = kernel(lengths)
         ops.cpu_attention_with_kv_cache(
             query=query,
             key_cache=keys,
             value_cache=values,
             output=out,
             query_start_loc=starts,
-            seq_lens=split.step.lengths,
+            seq_lens=lengths,
             scale=self.scale,
             causal=True,
             alibi_slopes=None,

@@ -12,7 +12,7 @@ runs on the host, so there are no CUDA graphs: enforce_eager=True.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -33,9 +33,6 @@ from wakekv.errors import InputError
 from wakekv.vllm.backend import Split, SplitBuilder, SplitImpl, checked
 from wakekv.vllm.remote import Remote
 from wakekv.vllm.settings import Settings
-
-if TYPE_CHECKING:
-    from wakekv.vllm.steps import Step
 
 
 class Backend(FlashAttentionBackend):
@@ -64,17 +61,17 @@ class Builder(SplitBuilder, FlashAttentionMetadataBuilder):
             common.seq_lens, common.block_table_tensor, common.slot_mapping,
         )  # fmt: skip
 
-    def kernel_metadata(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def kernel_metadata(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Where the rows' queries start, how many tokens each row sees, and the most of these."""
-        starts = torch.arange(len(step.lengths) + 1, dtype=torch.int32, device=self.device)
-        return starts, step.lengths.to(self.device), int(step.lengths.max())
+        starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self.device)
+        return starts, lengths.to(self.device), int(lengths.max())
 
 
 class Impl(SplitImpl, FlashAttentionImpl):
-    def attend(self, query, out, pool, split, table) -> None:
+    def attend(self, query, out, pool, kernel, table, lengths) -> None:
         halves = pool.transpose(1, 2).split(query.shape[2], dim=-1)
         keys, values = (canonicalize_singleton_dim_strides(x) for x in halves)
-        starts, lengths, longest = split.kernel
+        starts, lengths, longest = kernel(lengths)
         flash_attn_varlen_func(
             q=query,
             k=keys,
@@ -133,7 +130,8 @@ class Worker(Remote, GPUWorker):
             raise InputError("this engine allocates its cache in another way than the version this plugin is made for")
         self.attach(Settings.from_environment())
 
-    def tier_class(self) -> type:
+    def tier_class(self, mode: str) -> type:
+        from wakekv.vllm.shared import TorchSharedTier
         from wakekv.vllm.torchtier import TorchTier
 
-        return TorchTier
+        return TorchSharedTier if mode == "pooled" else TorchTier

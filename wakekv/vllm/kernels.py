@@ -12,25 +12,24 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from wakekv.vllm.scoring import choose, score_pages
+from wakekv.vllm.scoring import wanted
 
 RESERVOIR, OPEN, SLOT = 0, 1, 2  # where a page to be moved comes from
 
 
 @njit(cache=True)
 def rank(
-    layer, seqs, tables, closed, newborn, base, queries, digests, given, k, budget, reversible, trims, dense,
+    layer, seqs, tables, closed, newborn, base, queries, digests, given, k, least, budget, reversible, trims, dense,
     page_of, stamp, where, scale, wants, n_wants, shares, moves, counts,
 ):  # fmt: skip
     """Rank the pages of some sequences in one layer and plan what moves.
 
     seqs int64 [i]: slots of sequences; closed int64 [i]: pages to rank; newborn: the page that closes in this step, or
     -1; base int64 [i]: the first stamp of this step's wants; queries float32 [i, head, d]; dense bool [KV head]
-    given float32 [i, KV head, page]: scores that are there already, or [0, 0, 0]: score here
+    given float32 [i, KV head, page], k, least, wants [i, KV head, k], shares: as `scoring.wanted`
     trims: FlexiCache's rule (what is resident afterwards is the newest page and the best wants), else recency's
-    Writes wants int32 [i, KV head, k] by ascending score, n_wants, shares float32 (of the softmax of bounds; where it
-    has room) and moves int64 [n, 5]: row, slot, page, source, block or slot it comes from. Adds wants, misses, fetches
-    to counts. Returns the number of moves.
+    Writes wants, n_wants, shares and moves int64 [n, 5]: row, slot, page, source, block or slot it comes from. Adds
+    wants, misses, fetches to counts. Returns the number of moves.
     """
     heads = digests.shape[1]
     group, d = queries.shape[1] // heads, queries.shape[2]
@@ -45,24 +44,12 @@ def rank(
         n = closed[i]
         for h in range(heads):
             row = seqs[i] * heads + h
-            for g in range(group):
-                for j in range(d):
-                    q = queries[i, h * group + g, j]
-                    parts[g, 0, j] = max(q, np.float32(0))
-                    parts[g, 1, j] = min(q, np.float32(0))
-            if len(given):
-                score[:n] = given[i, h, :n]
-            else:
-                score_pages(parts, digests, tables[i], h, n, score)
-            found = choose(score, n, k, scratch, wants[i, h])
+            found = wanted(
+                i, h, n, tables, queries, digests, given, k, least, scale, parts, score, scratch,
+                wants[i, h], shares[i, h],
+            )  # fmt: skip
             n_wants[i, h] = found
             counts[0] += found
-            if shares.shape[2] > 0 and n > 0:
-                top, total = score[wants[i, h, found - 1]], 0.0
-                for p in range(n):
-                    total += np.exp(scale * (score[p] - top))
-                for j in range(found):
-                    shares[i, h, j] = np.exp(scale * (score[wants[i, h, j]] - top)) / total
             if trims:
                 newest = newborn[i] if newborn[i] >= 0 else n - 1
                 size, n_target = min(budget, newest + 1), 0

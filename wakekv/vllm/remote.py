@@ -89,18 +89,19 @@ class Remote:
             raise InputError("requests are decoding: change settings between batches")
         self.attach(Settings.of({**json.loads(self.tier.settings.as_json()), **changes}), self.tier.digests)
 
-    def tier_class(self) -> type:
+    def tier_class(self, mode: str) -> type:
         """The fast tier of this device."""
-        from wakekv.vllm.tier import FastTier  # it brings numba, which the engine does not bear before it has started
+        from wakekv.vllm.shared import SharedTier  # numba, which the engine does not bear before it has started
+        from wakekv.vllm.tier import FastTier
 
-        return FastTier
+        return SharedTier if mode == "pooled" else FastTier
 
     def attach(self, settings: Settings, digests: Any = None) -> None:
         """A fast tier of these settings in front of every layer."""
         from wakekv.vllm import steps
 
         config, layers = self.vllm_config, self.wakekv_layers()
-        self.tier = self.tier_class()(
+        self.tier = self.tier_class(settings.mode)(
             settings,
             {name: layer.kv_cache for name, layer in layers.items()},
             next(iter(layers.values())).impl.num_heads,

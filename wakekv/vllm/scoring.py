@@ -133,3 +133,38 @@ def choose(score, n, k, scratch, out):
             out[at] = p
             count += 1
     return k
+
+
+@njit(cache=True)
+def wanted(i, h, n, tables, queries, digests, given, k, least, scale, parts, score, scratch, wants, shares):
+    """What KV head h of the i-th sequence wants of its first n pages: the k of highest bound, of these only pages that
+    would have `least` times the mean weight or more, were bounds logits. Returns how many these are.
+
+    queries float32 [i, head, d]; given float32 [i, KV head, page]: scores that are there already, or [0, 0, 0]: score
+    here, by digests. Writes wants int32 [k] by ascending score and, where it has room, shares float32 [k]: of the
+    softmax of bounds. parts [group, 2, d], score and scratch [page] are room to work in.
+    """
+    group, _, d = parts.shape
+    if len(given):
+        score[:n] = given[i, h, :n]
+    else:
+        for g in range(group):
+            for j in range(d):
+                q = queries[i, h * group + g, j]
+                parts[g, 0, j] = max(q, np.float32(0))
+                parts[g, 1, j] = min(q, np.float32(0))
+        score_pages(parts, digests, tables[i], h, n, score)
+    found = choose(score, n, k, scratch, wants)
+    if len(shares) == 0 or found == 0:
+        return found
+    top, total = score[wants[found - 1]], 0.0
+    for p in range(n):
+        total += np.exp(scale * (score[p] - top))
+    few = 0  # of the wants, those that would have too little; they come first
+    for j in range(found):
+        shares[j] = np.exp(scale * (score[wants[j]] - top)) / total
+        if shares[j] * n < least:
+            few = j + 1
+    for j in range(few, found):
+        wants[j - few], shares[j - few] = wants[j], shares[j]
+    return found - few

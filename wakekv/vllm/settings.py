@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from wakekv.policies import Policy
 
 VARIABLE = "WAKEKV_VLLM"  # the environment's way to ask: a mode, or settings as JSON
-MODES = {"reactive": "reactive", "destructive": "evict", "flexicache": "flexicache"}  # by whose policy, in POLICIES
+MODES = {  # by whose policy, in POLICIES
+    "reactive": "reactive", "destructive": "evict", "flexicache": "flexicache", "pooled": "pooled",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,24 +25,30 @@ class Settings:
     """The arguments of the plugin; InputError for those that do not fit.
 
     mode      "reactive": pages that leave come back when wanted; "destructive": they do not; "flexicache": a profiled
-              quarter of the KV heads has every page resident, the others what each ranking chooses
+              quarter of the KV heads has every page resident, the others what each ranking chooses; "pooled": pages
+              come back, and all heads' pages compete for one budget, in the order of reads that fade
+    scope     pooled: over what a sequence's budget is shared, the heads of a "layer" (the default) or "model"
     budget    pages per KV head on the fast tier, beside the open page (flexicache: and beside those that came to be
               since the last ranking)
     every     decode steps between rankings, R
     timing    "exact": rank, fetch, attend; "lagged": attend, rank, fetch for the next step (as the paper's section 5.2)
     wants     pages a KV head wants in a ranking; by default budget - 1, so that the page just closed has room, and the
               budget in flexicache mode, whose rule always chooses that page itself
+    least     of these only pages that, were all bounds logits, would have `least` times the mean weight or more, so
+              that a head with its eye on few pages wants few; 0: all of them
     page      tokens a page: the engine's block_size, which must be the same
     folder    where the reservoir's memory-mapped file lies (CPU); None: the system's folder for temporary files
     profile   flexicache: the KV heads (layer * KV heads + head) that keep every page
     record    keep what is wanted, so that the simulator can replay it
     """
 
-    mode: Literal["reactive", "destructive", "flexicache"] = "reactive"
+    mode: Literal["reactive", "destructive", "flexicache", "pooled"] = "reactive"
+    scope: Literal["layer", "model"] | None = None
     budget: int = 32
     every: int = 1
     timing: Literal["exact", "lagged"] = "exact"
     wants: int | None = None
+    least: float = 0.0
     page: int = 16
     folder: str | None = None
     profile: tuple[int, ...] = field(default=(), repr=False)
@@ -50,6 +58,10 @@ class Settings:
         lookup(self.mode, MODES, "mode")
         if self.timing not in ("exact", "lagged"):
             raise InputError(f"timing must be exact or lagged, not {self.timing!r}")
+        if self.scope not in ((None, "layer", "model") if self.mode == "pooled" else (None,)):
+            raise InputError(f"scope is layer or model in mode pooled and no other mode has one: not {self.scope!r}")
+        if not (isinstance(self.least, (int, float)) and 0 <= self.least < float("inf")):
+            raise InputError(f"least must be a number from 0 up, not {self.least!r}")
         for name in ("budget", "every", "page", "wants"):
             value = getattr(self, name)
             if name == "wants" and value is None:
@@ -64,8 +76,8 @@ class Settings:
                 raise InputError("flexicache ranks after it attends: ask for timing='lagged'")
             if not self.profile:
                 raise InputError("flexicache needs the profile of a calibration: serving.sweep.profiled makes one")
-            if self.wants not in (None, self.budget):
-                raise InputError("flexicache chooses its budget whole: leave wants out")
+            if self.wants not in (None, self.budget) or self.least:
+                raise InputError("flexicache chooses its budget whole: leave wants and least out")
         elif self.profile:
             raise InputError(f"a profile is for mode flexicache, not {self.mode}")
         if self.wants is not None and self.wants > self.budget:
@@ -77,6 +89,8 @@ class Settings:
         from wakekv.policies import POLICIES  # they bring numba, and the engine must have started before that
 
         rule = POLICIES[MODES[self.mode]]
+        if self.mode == "pooled":
+            return rule.but(scope=self.scope or "layer")
         if self.mode != "flexicache":
             return rule
         return rule.but(every=self.every, profile=self.profile, offline=False)  # the profile is of another text

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from wakekv.vllm import kernels
 from wakekv.vllm.tier import FastTier
 
 
@@ -21,8 +20,8 @@ class Step:
     closed int64 [i]: pages that are full;  newborn: the page that this step's token closes, or -1
     held   int64 [i]: slots in use;  base: the first stamp of the step;  due bool [i]: ranks in this step
     fresh  which begin to decode with this step
-    lengths int32 [i * KV heads]: tokens that attention sees
-    table  int32 [i * KV heads, slot + 1], of all layers alike; None where layers have dense rows of their own
+    open_blocks int64 [i]: where the open page is;  tokens int64 [i]: that it has, with this step's
+    table  once there is one, and all layers have the same: as FastTier.table gives it
     """
 
     names: list[str]
@@ -35,8 +34,8 @@ class Step:
     due: np.ndarray
     fresh: np.ndarray
     open_blocks: np.ndarray
-    lengths: torch.Tensor
-    table: torch.Tensor | None
+    tokens: np.ndarray
+    table: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def plan(tier: FastTier, names: Sequence[str], positions: np.ndarray, blocks: np.ndarray) -> Step:
@@ -60,30 +59,19 @@ def plan(tier: FastTier, names: Sequence[str], positions: np.ndarray, blocks: np
     following = np.where(due | ~np.bool_(late), np.minimum(tier.budget, after), held + (newborn >= 0))
     for name, slots in zip(names, following, strict=True):
         tier.sequences[name].held = int(slots)
-    step_seen = np.repeat(held * page + offset + 1, tier.n_kv).astype(np.int32)
-    made = Step(
-        list(names), seqs, blocks, closed, newborn, held, (step + 1) * 2 * tier.n_pages, due, fresh,
-        blocks[np.arange(n), closed].astype(np.int64), torch.from_numpy(step_seen), None,
-    )  # fmt: skip
-    if not tier.dense.any():
-        made.table = table(tier, made, 0)
     tier.books["steps"] += 1
     tier.books["tokens"] += n
-    return made
-
-
-def table(tier: FastTier, step: Step, layer: int) -> torch.Tensor:
-    out = np.zeros((len(step.seqs) * tier.n_kv, tier.n_slots + 1), np.int32)
-    kernels.tables(
-        layer, step.seqs, step.held, tier.dense[layer], tier.first[layer], tier.open_at[layer], tier.page_of, out
-    )
-    return torch.from_numpy(out).to(tier.device)
+    return Step(
+        list(names), seqs, blocks, closed, newborn, held, (step + 1) * 2 * tier.n_pages, due, fresh,
+        blocks[np.arange(n), closed].astype(np.int64), offset + 1,
+    )  # fmt: skip
 
 
 def decode(
-    tier: FastTier, step: Step, layer: int, query: torch.Tensor, attend: Callable[[torch.Tensor], None], scale: float
-) -> None:
-    """A layer's part: query [i, head, d]; attend(table) reads the pools where the table says."""
+    tier: FastTier, step: Step, layer: int, query: torch.Tensor, attend: Callable[[torch.Tensor, torch.Tensor], None],
+    scale: float,
+) -> None:  # fmt: skip
+    """A layer's part: query [i, head, d]; attend(table, lengths) reads the pool where the table says."""
     books, clock = tier.books, time.perf_counter
     start = clock()
     if step.fresh.any():
@@ -96,29 +84,21 @@ def decode(
     if ranks and tier.settings.timing == "exact":
         _rank(tier, step, layer, query, scale)
     start = clock()
-    attend(step.table if step.table is not None else table(tier, step, layer))
+    attend(*tier.table(step, layer))
     now = clock()
     books["attend_s"] += now - start
     if ranks and tier.settings.timing == "lagged":
         _rank(tier, step, layer, query, scale)
-    if (step.newborn >= 0).any():
-        start, some = clock(), np.flatnonzero(step.newborn >= 0)
-        n = kernels.close(
-            layer, step.seqs[some], step.newborn[some], step.held[some], step.base[some], tier.trims,
-            tier.dense[layer], tier.page_of, tier.stamp, tier.where, tier.moves,
-        )  # fmt: skip
-        tier.move(layer, n)
-        books["place_s"] += clock() - start
+    start = clock()
+    tier.move(layer, tier.settle(step, layer))
+    books["stall_s" if tier.late else "place_s"] += clock() - start
 
 
 def _admit(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: float) -> None:
     books = tier.books
     some = np.flatnonzero(step.fresh)
     for i in some:
-        n = kernels.admit(
-            layer, step.seqs[i], step.blocks[i], step.closed[i], step.held[i], tier.dense[layer],
-            tier.page_of, tier.stamp, tier.where, tier.moves,
-        )  # fmt: skip
+        n = tier.admit(step, layer, i)
         tier.move(layer, n)
         books["admitted"] += n
     if tier.trims:  # its first choice is by rank, too
@@ -154,12 +134,8 @@ def _ranked(tier, step, some, layer, query, newborn, counts, scale) -> int:
     else:
         seqs, blocks, closed, base = (x[some] for x in (step.seqs, step.blocks, step.closed, step.base + tier.n_pages))
         query = query[torch.from_numpy(some).to(query.device)]
-    queries, bounds, given = tier.scored(layer, query, blocks, closed)
-    return kernels.rank(
-        layer, seqs, blocks, closed, newborn, base, queries, bounds, given,
-        tier.n_wants, tier.budget, tier.reversible, tier.trims, tier.dense[layer],
-        tier.page_of, tier.stamp, tier.where, scale, tier.wants, tier.found, tier.shares, tier.moves, counts,
-    )  # fmt: skip
+    scored = tier.scored(layer, query, blocks, closed)
+    return tier.rank(layer, seqs, blocks, closed, newborn, base, scored, counts, scale)
 
 
 def reference(tier: FastTier, step: Step, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from wakekv.errors import CacheError, InputError
 from wakekv.logs.demand import Demand
 from wakekv.vllm import kernels, scoring
 from wakekv.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from wakekv.vllm.steps import Step
 
 NOTHING = np.zeros((0, 0, 0), np.float32)
 
@@ -82,31 +86,39 @@ class FastTier:
                     "calibrate on it"
                 )
             self.dense.flat[list(settings.profile)] = True
-        rows = n_sequences * self.n_kv
-        width = np.where(self.dense, self.n_pages, slots) + 1  # places of a row: its slots and the open page
-        ends = np.cumsum(np.tile(width, (1, n_sequences)), axis=1)
-        self.open_at, self.first = ends - 1, ends - np.tile(width, (1, n_sequences))
-        self.device = first.device
-        self.pools = [torch.zeros(int(n), *self.page_shape, dtype=self.dtype, device=self.device) for n in ends[:, -1]]
+        self.device, self.reversible = first.device, settings.policy.reversible
         self.reservoirs = [self.words(x, blocks * self.n_kv) for x in layers.values()]
-        self.pool_words = [self.words(x, len(x)) for x in self.pools]
         shape = n_layers, blocks, self.n_kv, 2, self.d
         fresh = digests is None
         self.digests = torch.zeros(shape, dtype=self.dtype, device=self.device) if fresh else digests
-        self.page_of = np.full((n_layers, rows, slots), -1, np.int32)
-        self.stamp = np.full((n_layers, rows, slots), -1, np.int64)
-        self.where = np.full((n_layers, rows, self.n_pages + 1), -1, np.int32)
-        most = n_sequences * self.n_kv
+        self.where = np.full((n_layers, n_sequences * self.n_kv, self.n_pages + 1), -1, np.int32)
         self.found = np.zeros((n_sequences, self.n_kv), np.int64)
         self.n_wants = min(settings.n_wants, self.n_pages)
         self.wants = np.zeros((n_sequences, self.n_kv, self.n_wants), np.int32)
-        self.shares = np.zeros((n_sequences, self.n_kv, self.n_wants if settings.record else 0), np.float32)
-        self.moves = np.zeros((most * max(slots + 1, self.n_pages + 1), 5), np.int64)
-        self.reversible = settings.policy.reversible
+        shared = settings.record or settings.least or settings.mode == "pooled"
+        self.shares = np.zeros((n_sequences, self.n_kv, self.n_wants if shared else 0), np.float32)
+        self.moves = np.zeros((n_sequences * self.n_kv * max(slots + 1, self.n_pages + 1), 5), np.int64)
         self.counts = np.zeros(3, np.int64)
+        self.furnish(n_sequences)
+        self.pool_words = [self.words(x, len(x)) for x in self.pools]
         self.page_bytes = self.pool_words[0].shape[1] * 8
         self.books, self.free, self.sequences = Counter(), list(range(n_sequences))[::-1], {}
         self.finished: dict[str, Sequence] = {}
+
+    def furnish(self, n_sequences: int) -> None:
+        """Pools, and tables of what is in them."""
+        width = np.where(self.dense, self.n_pages, self.n_slots) + 1  # places of a row: its slots and the open page
+        ends = np.cumsum(np.tile(width, (1, n_sequences)), axis=1)
+        self.open_at, self.first = ends - 1, ends - np.tile(width, (1, n_sequences))
+        self.pools = [self.pages(int(n)) for n in ends[:, -1]]
+        self.page_of = np.full((*ends.shape, self.n_slots), -1, np.int32)
+        self.stamp = np.full(self.page_of.shape, -1, np.int64)
+
+    def pages(self, n: int) -> torch.Tensor:
+        """Room for n pages on the fast tier."""
+        return torch.zeros(n, *self.page_shape, dtype=self.dtype, device=self.device)
+
+    late = False  # do pages that were wanted come only as the step ends, with those that closed?
 
     @property
     def trims(self) -> bool:
@@ -131,10 +143,58 @@ class FastTier:
             if sequence is None:
                 continue
             self.free.append(sequence.slot)
-            rows = slice(sequence.slot * self.n_kv, (sequence.slot + 1) * self.n_kv)
-            self.page_of[:, rows], self.stamp[:, rows], self.where[:, rows] = -1, -1, -1
+            self.vacate(slice(sequence.slot * self.n_kv, (sequence.slot + 1) * self.n_kv))
             if self.settings.record:
                 self.finished[name] = sequence
+
+    def vacate(self, rows: slice) -> None:
+        """These rows have no pages any more."""
+        self.page_of[:, rows], self.stamp[:, rows], self.where[:, rows] = -1, -1, -1
+
+    def admit(self, step: Step, layer: int, i: int) -> int:
+        """Decoding begins for the i-th sequence of a step: the number of `moves` that fill its rows."""
+        return kernels.admit(
+            layer, step.seqs[i], step.blocks[i], step.closed[i], step.held[i], self.dense[layer],
+            self.page_of, self.stamp, self.where, self.moves,
+        )  # fmt: skip
+
+    def rank(self, layer: int, seqs, blocks, closed, newborn, base, scored: tuple, counts, scale: float) -> int:
+        """Rank the pages of some sequences, as kernels.rank; the number of `moves`."""
+        return kernels.rank(
+            layer, seqs, blocks, closed, newborn, base, *scored, self.n_wants, self.settings.least, self.budget,
+            self.reversible, self.trims, self.dense[layer], self.page_of, self.stamp, self.where, scale,
+            self.wants, self.found, self.shares, self.moves, counts,
+        )  # fmt: skip
+
+    def table(self, step: Step, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where attention finds the pages of each row, int32 [i * KV heads, place] with the open page last, and how
+        many tokens it sees, int32 [i * KV heads] on the host; the same object where they are the same in all layers."""
+        if step.table is None or self.dense.any():
+            out = np.zeros((len(step.seqs) * self.n_kv, self.n_slots + 1), np.int32)
+            kernels.tables(
+                layer,
+                step.seqs,
+                step.held,
+                self.dense[layer],
+                self.first[layer],
+                self.open_at[layer],
+                self.page_of,
+                out,
+            )
+            lengths = np.repeat(step.held * self.settings.page + step.tokens, self.n_kv).astype(np.int32)
+            lengths = torch.from_numpy(lengths) if step.table is None else step.table[1]
+            step.table = torch.from_numpy(out).to(self.device), lengths
+        return step.table
+
+    def settle(self, step: Step, layer: int) -> int:
+        """A layer's part of the step is over: the number of `moves` by which pages that closed stay."""
+        some = np.flatnonzero(step.newborn >= 0)
+        if not len(some):
+            return 0
+        return kernels.close(
+            layer, step.seqs[some], step.newborn[some], step.held[some], step.base[some], self.trims,
+            self.dense[layer], self.page_of, self.stamp, self.where, self.moves,
+        )  # fmt: skip
 
     def take_books(self) -> dict[str, float]:
         """BOOKS, which start again from nothing, and pages wanted, missed, fetched, and the bytes that moved."""
@@ -143,11 +203,15 @@ class FastTier:
         self.counts[:] = 0
         return books | {f"{name}_bytes": books[name] * self.page_bytes for name in ("fetched", "admitted")}
 
+    @property
+    def tables(self) -> tuple[np.ndarray, ...]:
+        return self.page_of, self.stamp, self.where
+
     def tiers(self) -> dict[str, int]:
         """Bytes: on the fast tier pools, digests and tables; slow: the reservoir, all of the engine's own cache."""
-        tables = (self.page_of, self.stamp, self.where)
+        tables, pools = self.tables, {x.data_ptr(): x for x in self.pools}.values()
         return {
-            "pages": sum(x.numel() * x.element_size() for x in self.pools),
+            "pages": sum(x.numel() * x.element_size() for x in pools),
             "digests": self.digests.numel() * self.digests.element_size(),
             "tables": sum(x.nbytes for x in tables),
             "slow": sum(x.nbytes for x in self.reservoirs),
