@@ -13,6 +13,7 @@ from wakekv.costs import quality
 from wakekv.errors import CacheError, InputError
 from wakekv.tiers import Sentences, Splitter, TieredCache, ends_of
 from wakekv.tiers.index import INDEXES, overlap, rounded
+from wakekv.tiers.nearest import Nearest
 from wakekv.tiers.panel import together
 from wakekv.tiers.recall import RECALLS
 from wakekv.tiers.text import Cuts
@@ -156,6 +157,30 @@ def test_sentences_can_be_demoted_several_at_a_time():
                 left += (before & ~shelf.resident[:, : before.shape[1]]).sum(1).tolist()
                 was[i] = shelf.resident.clone()
     assert set(left) - {0} and all(n == 0 or n >= 3 for n in left)
+
+
+def test_the_nearest_sentences_are_those_most_like_the_question_that_there_is_room_for():
+    wide = START.again(Nearest(SPLITTER, room=1000))
+    torch.testing.assert_close(quality.forced(MODEL, wide, TOKENS[PROMPT : PROMPT + 40]), FULL, atol=1e-4, rtol=1e-4)
+    assert wide.books.fetched == 0
+    cache, left = START.again(Nearest(SPLITTER, 0.05, room=40, audit=True)), 0
+    with torch.inference_mode(), cache.attached(MODEL):
+        for token in TOKENS[PROMPT : PROMPT + 40]:
+            MODEL(torch.tensor([[token]]), past_key_values=cache)
+            for shelf in cache.steps.shelves.values():
+                here = (shelf.there.position >= 0).sum(1)
+                asked = torch.stack(shelf._queries or [shelf._query]).float().mean(0)
+                score = torch.bmm(asked, shelf.means.transpose(1, 2)).amax(1)
+                worst_here = score.masked_fill(~shelf.resident, torch.inf).amin(1)
+                assert (here <= 40).all() and torch.equal(shelf.resident, shelf.near)
+                if shelf._queries:  # else the sentence is over and its mean begun anew
+                    assert (score.masked_fill(shelf.resident, -torch.inf).amax(1) <= worst_here).all()
+                left += int((~shelf.resident).sum())
+    tiers, books = cache.tiers(), cache.books
+    assert left > 0 and books.fetched > 0 and books.misses > 0 and tiers["gone"] == 0 < tiers["slow"]
+    assert tiers["index"] == sum(shelf.means.numel() * 4 for shelf in cache.steps.shelves.values())
+    with pytest.raises(InputError, match="room counts tokens"):
+        Nearest(SPLITTER, room=0)
 
 
 def test_what_comes_back_has_its_bytes_and_is_counted():

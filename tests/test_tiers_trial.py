@@ -86,6 +86,8 @@ def test_pages_get_as_many_bytes_as_the_reactive_sentences_held(found):
         assert pages["fast_bytes"] + pages["index_bytes"] <= ours["fast_bytes"] + ours["index_bytes"]
         page = 3 * 2 * 4 * 2 * 8 * 4  # layers, KV heads, tokens, keys and values, width, bytes
         assert ours["fast_bytes"] - pages["fast_bytes"] - pages["index_bytes"] < 2.5 * page
+        near = row(found, "nearest", threshold)
+        assert abs(near["residency"] / ours["residency"] - 1) < 0.15 and near["gone_bytes"] == 0
     assert row(found, "evict", 0.1, "pages")["gone_bytes"] > 0 == row(found, "reactive", 0.1, "pages")["gone_bytes"]
 
 

@@ -13,6 +13,7 @@ from wakekv.tables import tiered
 LOOK = {  # of (family, method); the rest are grey points
     ("sentences", "exact"): {"color": ORANGE, "marker": "o"},
     ("sentences", "dot"): {"color": BLUE, "marker": "s"},
+    ("sentences", "nearest"): {"color": SKY, "marker": "P"},
     ("sentences", "none"): {"color": GREEN, "marker": "X"},
     ("pages", "reactive"): {"color": YELLOW, "marker": "^", "linestyle": "--"},
 }

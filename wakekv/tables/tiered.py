@@ -21,6 +21,7 @@ SAYS = {  # of (family, method)
     ("sentences", "cosine"): "cosine above 0.85 (the recipe)",
     ("sentences", "dot"): "best product (SentenceKV)",
     ("sentences", "dot, 8-bit vectors"): "best product, 8-bit vectors",
+    ("sentences", "nearest"): "similarity alone (no a*)",
     ("sentences", "centred"): "best centred cosine",
     ("sentences", "key"): "key to key above 0.85",
     ("sentences", "exact"): "reactive",
@@ -117,7 +118,7 @@ def retrieval(found: Sequence[Mapping]) -> Table:
     """The sweep of a*: milliseconds a token spent bringing sentences or pages, perplexity above the full cache's, and
     what was held. Timed: no two runs agree to the digit."""
     rows = _rows(found)
-    rows = rows[rows["threshold"].notna() & rows["method"].isin(("none", "dot", OURS, "reactive"))]
+    rows = rows[rows["threshold"].notna() & rows["method"].isin(("none", "dot", "nearest", OURS, "reactive"))]
     numbers = rows.assign(
         retrieval_ms=1e3 * rows["stall_s"] / rows["n_tokens"], worse=rows["perplexity"] / rows["full_perplexity"] - 1
     )

@@ -131,7 +131,7 @@ class SentenceShelf:
     def attend(self, query: torch.Tensor, how: How) -> torch.Tensor:
         self._catch_up()
         self._query = query
-        wanted = self.recall(self, query, how) & ~self.resident
+        wanted = self._recalled(query, how) & ~self.resident
         if bool(wanted.any()):
             with self.books.timing("stall_s"):
                 self._bring(wanted)
@@ -143,6 +143,10 @@ class SentenceShelf:
         unit = torch.where(place == NONE, self.n_units, self.unit_of[place])
         self._read = self._largest(weights[..., : place.shape[1]].amax(1), unit)
         return out
+
+    def _recalled(self, query: torch.Tensor, how: How) -> torch.Tensor:
+        """bool [row, sentence]: what comes back, if it is away."""
+        return self.recall(self, query, how)
 
     def _bring(self, wanted: torch.Tensor) -> None:
         """Sentences that are away, bool [row, sentence], come back."""
@@ -162,13 +166,21 @@ class SentenceShelf:
 
     def settle(self) -> None:
         self.last[self.read >= self.tier.threshold] = self.step
-        leave = self.resident & (self.step - self.last >= self.tier.window)
-        leave &= leave.sum(1, keepdim=True) >= self.tier.batch
+        leave = self._due()
         self.step += 1
         self._queries.append(self._query)
         over = self.cuts.upto(len(self.ids))
         if len(over) and over[-1] == len(self.ids):
             self._queries.clear()
+        self._send(leave)
+
+    def _due(self) -> torch.Tensor:
+        """bool [row, sentence]: what is demoted after this step."""
+        leave = self.resident & (self.step - self.last >= self.tier.window)
+        return leave & (leave.sum(1, keepdim=True) >= self.tier.batch)
+
+    def _send(self, leave: torch.Tensor) -> None:
+        """Sentences that are here, bool [row, sentence], are demoted."""
         if not bool(leave.any()):
             return
         self.resident &= ~leave

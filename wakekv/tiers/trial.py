@@ -23,6 +23,7 @@ from wakekv.recording.texts import read_filler
 from wakekv.tiers.cache import TieredCache
 from wakekv.tiers.index import overlap
 from wakekv.tiers.methods import FAMILIES, PAGES, Key, tiers
+from wakekv.tiers.nearest import Nearest
 from wakekv.tiers.panel import together
 from wakekv.tiers.rope import Rope
 from wakekv.tiers.sentences import Sentences, SentenceShelf
@@ -79,7 +80,8 @@ def contest(
     shares    of each layer, directions a token of keys and of values (Codebook)
     overlap   of the 8 best sentences, the share that 8-bit vectors find too
 
-    Pages get the bytes that reactive sentences held, so they need those at their side. InputError where they have not.
+    Pages, and the nearest sentences, get the bytes that reactive sentences held, so they need those at their side.
+    InputError where they have not.
     """
     if "pages" in families and "sentences" not in families:
         raise InputError("pages are given as many bytes as sentences held: try both families together")
@@ -131,9 +133,18 @@ def contest(
     held = {
         row["threshold"]: row["fast_bytes"] + row["index_bytes"] for row in found["rows"] if row["method"] == "exact"
     }
-    pages = [Key("pages", "reactive", threshold) for threshold in thresholds]
-    pages += [Key("pages", name, at) for name in PAGES if name != "reactive"]
-    for _ in tried(pages, lambda key: _pages(start, PAGES[key.method], held[key.threshold], total // page)):
+    keys = [
+        Key(*one, threshold) for threshold in thresholds for one in (("pages", "reactive"), ("sentences", "nearest"))
+    ]
+    keys += [Key("pages", name, at) for name in PAGES if name != "reactive"]
+    n_units = len(splitter.cut(ids[:total]))
+
+    def matched(key: Key) -> ReversibleCache:
+        if key.family == "pages":
+            return _pages(start, PAGES[key.method], held[key.threshold], total // page)
+        return start.again(_nearest(start, splitter, key.threshold, held[key.threshold], n_units))
+
+    for _ in tried(keys, matched):
         pass
     return found
 
@@ -212,6 +223,15 @@ def _pages(start: TieredCache, policy: Policy, n_bytes: float, n_pages: int) -> 
     cache = ReversibleCache(start.config, budget, policy=policy, **settings)
     cache.hold(start)
     return cache
+
+
+def _nearest(start: TieredCache, splitter: Splitter, threshold: float, n_bytes: float, n_units: int) -> Nearest:
+    """Sentences by similarity alone at as many bytes, the vectors of all of them counted."""
+    rows = sum(layer.n_rows for layer in start.paged)
+    token = start.paged[0].reservoir.page_bytes // start.settings.page
+    vector = start.paged[0].digests.shape[2] // 2 * 4
+    room = int((n_bytes / rows - n_units * vector) / token - start.settings.page / 2)  # less the open page, on average
+    return Nearest(splitter, threshold, audit=True, room=max(1, room))
 
 
 def _tiers(cache: ReversibleCache) -> dict[str, int]:
