@@ -59,7 +59,7 @@ def _store(url: str) -> tuple:
     try:
         return url_to_fs(str(url))
     except (ImportError, ValueError) as error:
-        raise InputError(f"{url} cannot be read: {error}") from None
+        raise InputError(f"{url} cannot be read: {error}; name logs here, or in a store that fsspec has") from None
 
 
 def _logs(files, path: str) -> list[Place]:
