@@ -141,7 +141,7 @@ class TieredCache(ReversibleCache):
         found = {
             name: sum(part.get(name, 0) for part in parts) for name in ("fast", "codes", "index", "tables", "gone")
         }
-        slow = sum(int(layer.reservoir.held.sum()) * layer.reservoir.page_bytes for layer in paged)
+        slow = sum(layer.n_closed * layer.n_rows * layer.reservoir.page_bytes for layer in paged)  # none is destroyed
         return found | {"slow": slow if self.tier.returns else 0}
 
     def demands(self) -> list:

@@ -165,7 +165,7 @@ class SentenceShelf:
         return self.there.mixture(weights[..., :n]) + away, weights
 
     def settle(self) -> None:
-        self.last[self.read >= self.tier.threshold] = self.step
+        self.last.masked_fill_(self.read >= self.tier.threshold, self.step)
         leave = self._due()
         self.step += 1
         self._queries.append(self._query)
@@ -203,14 +203,15 @@ class SentenceShelf:
         return weight.new_zeros(len(weight), self.n_units + 1).scatter_reduce_(1, unit, weight, "amax")
 
     def tiers(self) -> dict[str, int]:
-        away, mean_bytes = ~self.resident, 4 * self.means.shape[2]
+        mean_bytes = 4 * self.means.shape[2]
         each = self.recall.digests * self.digests.shape[2] * self.digests.element_size()
         if self.tier.stand_in:
             each += mean_bytes * (self.index is None) + 4 * self.mean_values.shape[2]
         tables = sum(x.numel() * x.element_size() for x in (self.resident, self.last, self.there.position))
-        lost = 0 if self.tier.returns else int((away * self.sizes).sum()) * self.there.token_bytes
+        lost = 0 if self.tier.returns else int((~self.resident * self.sizes).sum()) * self.there.token_bytes
         found = 0 if self.index is None else self.index.n_bytes
-        return {"fast": self.there.n_bytes, "index": found + int(away.sum()) * each, "tables": tables, "gone": lost}
+        found += int((~self.resident).sum()) * each if each else 0
+        return {"fast": self.there.n_bytes, "index": found, "tables": tables, "gone": lost}
 
 
 def _mean(x: torch.Tensor) -> torch.Tensor:
