@@ -8,9 +8,9 @@ from wakekv.files import ROOT
 
 # numpy, scipy, statsmodels, pandas; faster with numba
 CORE = ["errors", "files", "verdicts", "stats", "logs/trace", "logs/sound", "kernels", "logs/demand", "policies",
-        "simulation/residency", "simulation/replay", "simulation/simulate", "simulation/match", "simulation/study",
-        "heads", "logs/shipped", "logs/blocks", "tables/__init__", "tables/contests", "tables/matched",
-        "tables/measured", "tables/twins", "tables/tiered", "learning/learn", "simulation/beyond",
+        "simulation/residency", "simulation/replay", "simulation/simulate", "simulation/match", "simulation/spread",
+        "simulation/study", "heads", "logs/shipped", "logs/blocks", "tables/__init__", "tables/contests",
+        "tables/matched", "tables/measured", "tables/twins", "tables/tiered", "learning/learn", "simulation/beyond",
         "tables/gained", "learning/luck", "tables/served", "scheduling", "learning/taught"]  # fmt: skip
 PICTURES = ["drawing", "figures"]  # + matplotlib, seaborn
 # + torch, transformers

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from wakekv.policies import POLICIES, Policy
 from wakekv.policies.experts import LeCaR
 from wakekv.simulation.residency import Residency
 from wakekv.simulation.simulate import curves
+from wakekv.simulation.spread import spread
 from wakekv.tables import Table
 
 PAPER, BEST = "recency", "optimum"
@@ -229,9 +228,4 @@ def _whose(prompt: Prompt) -> dict:
 
 
 def _spread(task, prompts: Sequence[Prompt], workers: int) -> pd.DataFrame:
-    if workers == 1:
-        parts = [task(prompt) for prompt in prompts]
-    else:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            parts = list(pool.map(task, prompts))
-    return pd.DataFrame([row for part in parts for row in part])
+    return pd.DataFrame([row for part in spread(task, prompts, workers) for row in part])

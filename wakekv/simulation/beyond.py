@@ -6,11 +6,8 @@ memory between heads as it may. Budgets are totals, in pages a head: B pages a h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +17,12 @@ from wakekv import stats
 from wakekv.errors import InputError, lookup
 from wakekv.learning.learn import part_of
 from wakekv.logs.demand import UNITS, demand
-from wakekv.logs.trace import Trace, open_trace
+from wakekv.logs.trace import Trace
 from wakekv.policies import POLICIES, Policy
 from wakekv.policies.history import Faded, Rhythm, Twice
 from wakekv.simulation.replay import replay
 from wakekv.simulation.simulate import curves
+from wakekv.simulation.spread import opened, spread
 
 PAPER, OURS, RANGE = "reactive", "commons", (16, 64)  # pages a head, both ends: the range of the goal
 GOAL = 0.7  # of the way from the paper's rule to the optimum
@@ -95,7 +93,7 @@ def count(
     steps: int | None = None,
 ) -> Counted:
     """A log (or its first `steps`) under the paper's rule and others at every budget; those with a floor at `slow`."""
-    trace = _opened(log)
+    trace = opened(log)
     wants = demand(trace, unit)
     wants = wants if steps is None or steps >= wants.n_steps else wants.until(steps)
     found = {PAPER: curves(wants, POLICIES[PAPER])}
@@ -111,10 +109,6 @@ def count(
         {name: _everywhere(one.budgets, one.mean_pages, wants.n_pages) for name, one in found.items()},
         found[PAPER].head_misses.astype(np.int32),
     )  # fmt: skip
-
-
-def _opened(log: Trace | Path | str) -> Trace:
-    return log if isinstance(log, Trace) else open_trace(log)
 
 
 def _everywhere(budgets: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
@@ -137,14 +131,11 @@ def count_all(
     """`count` of every log in each unit, `workers` at a time; more: further rules of a unit. The same numbers whatever
     the number of workers."""
     tasks = [(path, unit, {**rules, **(more or {}).get(unit, {})}, slow, steps) for path in paths for unit in units]
-    if workers == 1:
-        return [count(*task) for task in tasks]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(partial(_task, count), tasks))
+    return spread(_count, tasks, workers)
 
 
-def _task(run: Callable, task: tuple):
-    return run(*task)
+def _count(task: tuple) -> Counted:
+    return count(*task)
 
 
 # A fixed split: each head its own budget, settled once.
@@ -281,7 +272,7 @@ class Flow:
 
 def follow(log: Trace | Path | str, budget: int, unit: str = "kv_head", rule: Policy | None = None) -> Flow:
     """Replay a pooled rule (commons unless given) step by step, and note what each head holds."""
-    trace = _opened(log)
+    trace = opened(log)
     wants, held = demand(trace, unit), []
     replay(wants, rule or POLICIES[OURS], budget, on_step=lambda step, resident, missed: held.append(resident.sum(1)))
     own = trace.manifest["model"]["name"], trace.manifest["prompt"]["regime"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from wakekv.policies import POLICIES, Policy
 from wakekv.simulation import match
 from wakekv.simulation.replay import Curves
 from wakekv.simulation.simulate import curves
+from wakekv.simulation.spread import opened, source, spread
 
 PAPER = ("full", "frozen", "reactive", "evict", "optimum")  # the paper's four (section 5.1) and the floor below them
 KEY = ("model", "regime", "text")
@@ -92,6 +94,7 @@ def studies(
     *,
     slow_budgets: Sequence[int] | None = None,
     held_out: bool = False,
+    workers: int = 1,
     **options,
 ) -> list[Study]:
     """One Study for each model, regime and kind of text among the logs, in order of appearance.
@@ -100,24 +103,33 @@ def studies(
     budgets, convention: as for `curves`
     slow_budgets  budgets for policies that need a run each (those with a floor); None: as for the others
     held_out      calibrate what is calibrated on another prompt of the study, not on the one it runs on
+    workers       logs at a time; the numbers do not depend on it
     options: as for `demand` (unit, first_touch, page_tokens, k).
     """
     rules = policies if isinstance(policies, Mapping) else {name: lookup(name, POLICIES, "policy") for name in policies}
     groups: dict[tuple, list[Trace]] = {}
     for trace in traces:
         groups.setdefault(key(trace), []).append(trace)
-    unit, made = options.get("unit", "head"), []
+    tasks = []
     for group in groups.values():
-        kept = [demand(trace, **options) for trace in group] if held_out and len(group) > 1 else None
-        found: dict[str, list[Curves]] = {name: [] for name in rules}
         for i, trace in enumerate(group):
-            wants = demand(trace, **options) if kept is None else kept[i]
-            own = rules if kept is None else {n: rule.held_out(kept[i - 1]) for n, rule in rules.items()}
-            for name, rule in own.items():
-                asked = budgets_of(rule, wants.n_pages, budgets, slow_budgets)
-                found[name].append(curves(wants, rule, asked, convention))
-        made.append(joined(group, found, unit, options.get("page_tokens", PAGE)))
+            beside = source(group[i - 1]) if held_out and len(group) > 1 else None
+            tasks.append((source(trace), beside))
+    run = partial(_counted, rules, budgets, slow_budgets, convention, options)
+    each, made = iter(spread(run, tasks, workers)), []
+    for group in groups.values():
+        own = [next(each) for _ in group]
+        found = {name: [one[name] for one in own] for name in rules}
+        made.append(joined(group, found, options.get("unit", "head"), options.get("page_tokens", PAGE)))
     return made
+
+
+def _counted(rules: Mapping[str, Policy], budgets, slow_budgets, convention, options, logs) -> dict[str, Curves]:
+    """Policy -> Curves of the first of two logs; on the second, if there is one, what is calibrated is calibrated."""
+    wants, beside = (None if log is None else demand(opened(log), **options) for log in logs)
+    own = rules if beside is None else {name: rule.held_out(beside) for name, rule in rules.items()}
+    asked = {name: budgets_of(rule, wants.n_pages, budgets, slow_budgets) for name, rule in own.items()}
+    return {name: curves(wants, rule, asked[name], convention) for name, rule in own.items()}
 
 
 def joined(group: Sequence[Trace], found: dict[str, list[Curves]], unit: str, page_tokens: int = PAGE) -> Study:
