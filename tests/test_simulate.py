@@ -200,6 +200,18 @@ def test_the_sequential_convention_is_an_ordered_dict():
             assert misses == sum(ordered_dict_misses(pages.tolist(), budget) for pages in heads)
 
 
+@pytest.mark.parametrize("first_touch", ["cold", "warm"])
+@pytest.mark.parametrize("name", ["reactive", "evict"])
+def test_wants_served_in_turn_are_counted_as_replayed(name, first_touch):
+    for demand, _ in zip(demands(12, first_touch), range(20), strict=False):
+        whole = curves(demand, POLICIES[name], convention="sequential")
+        for budget in whole.budgets:
+            one = replay(demand, POLICIES[name], budget, "sequential")
+            assert whole.n_cold == one.n_cold
+            for number in COUNTS:
+                assert np.array_equal(getattr(whole.at([budget]), number), getattr(one, number)), (number, budget)
+
+
 def test_batch_and_sequential_agree_when_a_step_wants_one_page():
     demand = cycle(5, 40)
     for name in ("reactive", "evict"):

@@ -8,12 +8,14 @@ from .ledger import stamp
 from .overlap import adjacent_common
 from .recency import recency
 from .stack import advance, recency_by_head, restack
+from .turn import in_turn
 
 __all__ = [
     "AVAILABLE",
     "adjacent_common",
     "advance",
     "advance_each",
+    "in_turn",
     "recency",
     "recency_by_head",
     "restack",

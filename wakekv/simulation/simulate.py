@@ -28,17 +28,34 @@ __all__ = ["Curves", "curves", "replay", "streamed", "streams"]
 def curves(demand: Demand, policy: Policy, budgets=None, convention: str = "batch") -> Curves:
     """One policy at every budget (or at `budgets`), equal to `replay` at each of them.
 
-    One pass over the wants, whatever the number of budgets; one replay a budget for the sequential convention and
+    One pass over the wants, whatever the number of budgets; one a budget for the sequential convention, and one replay
     where numba is missing. Raises what `replay` raises.
     """
     check_convention(policy, convention)
     budgets = check_budgets(budgets, demand.n_pages)
-    if convention == "sequential" or not kernels.AVAILABLE:
+    if not kernels.AVAILABLE:
         return join([replay(demand, policy, b, convention) for b in budgets])
+    if convention == "sequential":
+        return join([_in_turn(demand, policy, b) for b in budgets])
     policy = policy.fit(demand)
     if not policy.nested:
         return _each(demand, policy, budgets)
     return _one_pass([demand], policy, budgets)
+
+
+def _in_turn(demand: Demand, policy: Policy, budget: int) -> Curves:
+    misses, held = np.zeros(demand.n_heads, np.int64), np.zeros(demand.n_steps, np.int64)
+    stalled, cold = np.zeros(demand.n_steps, bool), demand.first_touch == "cold"
+    n_cold, missed_weight = kernels.in_turn(
+        demand.ptr, demand.page, demand.weight, *demand.births, demand.created, cold, policy.reversible, budget,
+        misses, held, stalled,
+    )  # fmt: skip
+    points = {"misses": misses.sum(), "missed_weight": missed_weight, "mean_pages": held.mean()}
+    points |= {"peak_pages": held.max(), "fetched": misses.sum() * policy.reversible, "stall_steps": stalled.sum()}
+    arrays = {name: np.array([value]) for name, value in points.items()}
+    return counted(
+        demand, policy, "sequential", n_cold, budgets=np.array([budget]), **arrays, head_misses=misses[:, None]
+    )
 
 
 def streamed(blocks: Iterable[Demand], policy: Policy, budgets=None) -> Curves:
