@@ -147,5 +147,7 @@ def test_area_between_is_exact_on_the_common_range():
     assert found.area == pytest.approx(1.5) and found.mean == pytest.approx(1.5)
     crossing = stats.area_between([0, 1, 2], [0, 1, 0], [0, 2], [0.5, 0.5])
     assert crossing.area == pytest.approx(0.0)
+    wide = stats.area_between([0, 4], [2, 2], [0, 4], [0, 0])
+    assert wide.area == pytest.approx(8) and wide.mean == pytest.approx(2), "over a range that is not 1 wide"
     with pytest.raises(InputError, match="share no range"):
         stats.area_between([0, 1], [0, 0], [1, 2], [0, 0])
