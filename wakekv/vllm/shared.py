@@ -75,28 +75,27 @@ class SharedTier(FastTier):
         return torch.from_numpy(out).to(self.device), torch.from_numpy(lengths)
 
     def settle(self, step, layer: int) -> int:
-        counts, closed, newborn = self.counts, step.closed, step.newborn
-        n = self._trim(step, layer, newborn, counts)
+        layers, born = len(self.where), step.newborn >= 0
+        n = self._trim(step, layer, step.closed, step.newborn)
         if self.settings.policy.scope == "layer":
-            ragged.fade(layer, step.seqs, closed, self.keep, self.n_kv, self.heat)
-        elif layer == len(self.where) - 1:
-            some = np.flatnonzero(step.due | (newborn >= 0))  # where there is anything new
-            known = (closed + (newborn >= 0))[some]
-            ragged.share(
-                step.seqs[some], known, self.quota[:, 0].size * self.equal, self.equal, self.n_kv,
-                self.heat, self.last, self.quota,
-            )  # fmt: skip
-            for each in range(len(self.where)):
-                self._trim(step, each, newborn, counts, born=False)
-                ragged.fade(each, step.seqs, closed, self.keep, self.n_kv, self.heat)
+            self._fade(step, layer)
+        elif layer == layers - 1:
+            some, known = np.flatnonzero(step.due | born), step.closed + born  # some: where there is anything new
+            total = layers * self.equal
+            ragged.share(step.seqs[some], known[some], total, self.equal, self.n_kv, self.heat, self.last, self.quota)
+            for each in range(layers):
+                self._trim(step, each, known, np.full_like(known, -1))
+                self._fade(step, each)
         return n
 
-    def _trim(self, step, layer: int, newborn, counts, born: bool = True) -> int:
+    def _trim(self, step, layer: int, closed: np.ndarray, newborn: np.ndarray) -> int:
         return ragged.settle(
-            layer, step.seqs, step.blocks, step.closed + (0 if born else newborn >= 0),
-            newborn if born else np.full_like(newborn, -1), step.base, self.quota[layer, step.seqs], self.n_kv,
-            self.where, self.heat, self.last, self.held, self.blocks, self.n_blocks, self.moves, counts,
+            layer, step.seqs, step.blocks, closed, newborn, step.base, self.quota[layer, step.seqs], self.n_kv,
+            self.where, self.heat, self.last, self.held, self.blocks, self.n_blocks, self.moves, self.counts,
         )  # fmt: skip
+
+    def _fade(self, step, layer: int) -> None:
+        ragged.fade(layer, step.seqs, step.closed, self.keep, self.n_kv, self.heat)
 
 
 class TorchSharedTier(TorchTier, SharedTier):
