@@ -2,12 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/pooled.py --out benchmarks/results/vllm-pooled.json
 
-Requests read passages of an encyclopaedia and write 64 tokens; others are asked for a number hidden in a long text. The
-untouched engine and the one with the plugin (exact ranking) are two processes of one thread that take turns; every
-prompt is read once by each, and what is timed is decoding, beside whatever else the machine ran (`load` of each row). ARMS at every R; reactive has the pages of a budget for each
-head and an open page each, and pooled has as many for all heads and, for the open pages, the room that one layer's
-wants take. Each head wants its best pages, those of them whose bound gives at least the mean weight (`least` 1): were
-all heads to want the same number, a pool would have nothing to give; that is asked too, with `least` 0, at the first R.
+Requests read passages of an encyclopaedia and write 48 tokens; others are asked for a number hidden in a long text. The
+untouched engine and the one with the plugin (exact ranking) are two processes of one thread that take turns. Every
+prompt is read once by each, and what is timed is decoding, beside whatever else the machine ran (`load` of each row).
+ARMS at every R: reactive has the pages of a budget for each head and an open page each, and pooled has as many for all
+heads and, for the open pages, the room that one layer's wants take. Each head wants its best pages, those of them whose
+bound gives at least the mean weight (`least` 1): were all heads to want the same number, a pool would have little to
+give, and that is asked too, with `least` 0, at the first R.
 
 A row an arm: of every repeat what `serving.Pair.run` tells; `quality`, KL(untouched || arm) in nats a token over the
 passages' own next tokens, with room for all pages as well; `answers`, as `serving.graded`. `served.pooled` reads it. A
@@ -53,8 +54,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="default: %(default)s")
     parser.add_argument("--every", type=int, nargs="+", default=[1, 4], help="R (default: %(default)s)")
     for name, default in (
-        ("context", 2048), ("requests", 4), ("tokens", 64), ("budget", 32), ("page", 16), ("repeats", 3),
-        ("questions", 9), ("reservoir-gib", 2),
+        ("context", 1536), ("requests", 4), ("tokens", 48), ("budget", 24), ("page", 16), ("repeats", 3),
+        ("questions", 6), ("reservoir-gib", 1),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     parser.add_argument("--out", required=True, help="a JSON file")
