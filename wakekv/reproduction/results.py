@@ -259,11 +259,11 @@ SIZES = {
         tier_length=200, tier_seeds=(0,), tier_coded=(0,), tier_tokens=8, tier_thresholds=(0.02,), tier_window=8,
     ),
     "default": Sizes(
-        length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=64,
+        length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=48,
         needle_lengths=(1000, 2000), needle_depths=(0.1, 0.5, 0.9), needle_seeds=(0,), needle_budgets=(8, 32),
         needle_tokens=24, contexts=(1000, 2000, 4000, 8000), timed=2000, budget=64, steps=18,
         exact=800, greedy=24, watched=40,
-        pool_length=2000, pool_seeds=(1, 2), pool_budgets=(32,), pool_tokens=66,
+        pool_length=2000, pool_seeds=(1, 2), pool_budgets=(32,), pool_tokens=50,
         tier_length=800, tier_seeds=(0, 1, 2), tier_coded=(0,), tier_tokens=128, tier_thresholds=(0.01, 0.02, 0.05),
         tier_window=32,
     ),
