@@ -5,7 +5,8 @@
 A mutant is killed if a test fails or takes ten times the processor time of all of them on the module as it is. Mutants
 are drawn at random, as many of each module, all if there are fewer. Nothing is written to a source file: each mutant
 lives in a process of its own, which compiles the changed module in memory. Survivors are listed with their lines: each
-is a test to write, or means the same as what it changed.
+is a test to write, or means the same as what it changed, and then EXPLAINED says why. With --only, what --out says of
+the other modules stays.
 """
 
 from __future__ import annotations
@@ -33,8 +34,18 @@ TESTED = {
     "simulation/simulate": ("test_simulate.py",),
     "policies/ledger": ("test_policies.py", "test_golden.py"),
     "policies/classic": ("test_policies.py", "test_published_policies.py"),
-    "policies/compress": ("test_policies.py", "test_published_policies.py", "test_golden.py"),
-    "policies/offload": ("test_policies.py", "test_published_policies.py", "test_golden.py"),
+    **{f"policies/{name}": ("test_published_policies.py", "test_policies.py", "test_golden.py")
+       for name in ("compress", "offload", "allocate", "hetero", "roles", "order", "spindle")},
+    "policies/pooled": ("test_beyond.py", "test_policies.py", "test_golden.py"),
+    "policies/policy": ("test_policies.py",),
+}  # fmt: skip
+# Survivors that no test can notice: (module, line as it was, changed) and why.
+EXPLAINED: dict[tuple[str, str, str], str] = {
+    (
+        "simulation/match",
+        "rising = np.concatenate([np.diff(ours.memory) > 1e-9, [True]])  # of points with one memory, the last",
+        "np.diff(ours.memory) >= 1e-09",
+    ): "memories are whole pages over a number of steps, so none lie a billionth of a page apart",
 }
 SWAPS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -134,9 +145,10 @@ def main() -> None:
     os.environ.setdefault("WAKEKV_PAIRS", "200")
     for name in PRELOADED:
         importlib.import_module(name)
-    found, begun = {}, time.monotonic()
+    before = json.loads(options.out.read_text(encoding="utf-8")) if options.out and options.out.exists() else {}
+    found = {name: told for name, told in before.get("modules", {}).items() if name in TESTED}
     for module in options.only:
-        source = (ROOT / "wakekv" / f"{module}.py").read_text(encoding="utf-8")
+        begun, source = time.monotonic(), (ROOT / "wakekv" / f"{module}.py").read_text(encoding="utf-8")
         status, base_s = tested(module, ast.parse(source), 3600)
         if status:
             raise SystemExit(f"the tests of {module} fail on it as it is: {' '.join(TESTED[module])}")
@@ -146,13 +158,14 @@ def main() -> None:
         for number in drawn:
             tree, what = mutant(source, number)
             if tested(module, tree, 10 * base_s + 5)[0] == 0:
-                survivors.append(what)
+                why = EXPLAINED.get((module, what["was"], what["changed"]))
+                survivors.append(what | ({"why": why} if why else {}))
         found[module] = {"possible": n_all, "tried": len(drawn), "killed": len(drawn) - len(survivors),
-                         "tests": TESTED[module], "survivors": survivors}  # fmt: skip
+                         "survivors": survivors, "tests": TESTED[module], "seed": options.seed,
+                         "seconds_s": round(time.monotonic() - begun), "hardware": hardware()}  # fmt: skip
         print(module, json.dumps(found[module], indent=1), flush=True)
         if options.out:
-            spent = {"seed": options.seed, "seconds_s": round(time.monotonic() - begun), "hardware": hardware()}
-            write_json(options.out, {**spent, "modules": found})
+            write_json(options.out, {"modules": {name: found[name] for name in TESTED if name in found}})
 
 
 if __name__ == "__main__":

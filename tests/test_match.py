@@ -79,6 +79,14 @@ def test_less_than_one_miss_is_a_tie():
     ours, other = line("ours", [1], [0.5], grain=0.01), line("other", [1], [0.505], grain=0.01)
     assert match.tally(match.step(ours, other)).row()["ties"] == 1
     assert match.step(ours, line("other", [1], [0.52], grain=0.01))[0].verdict == "win"
+    assert match.step(line("ours", [1], [0.5], grain=0.25), line("other", [1], [0.75]))[0].verdict == "win", "one miss"
+
+
+def test_a_row_says_where_the_smallest_margin_is():
+    row = match.tally(match.step(line("ours", [1, 2], [0.5, 0.25]), line("other", [1, 2], [1.0, 0.5]))).row()
+    assert (row["wins"], row["smallest_margin"], row["at_budget"]) == (2, 0.25, 2)
+    none = match.tally(match.step(line("ours", [9], [0.5]), line("other", [1], [0.5]))).row()
+    assert np.isnan(none["smallest_margin"]) and np.isnan(none["at_budget"])
 
 
 def test_a_budget_we_did_not_simulate_is_excluded_not_replaced():
@@ -94,6 +102,7 @@ def test_prompts_are_pooled_by_their_wants():
     whole = match.pooled("reactive", each)
     assert whole.rate[1] == pytest.approx((each[0].misses[1] + each[1].misses[1]) / (logs[0].n_wants + logs[1].n_wants))
     assert whole.memory[1] == pytest.approx((each[0].mean_pages[1] + each[1].mean_pages[1]) / 2)
+    assert whole.grain == 1 / (logs[0].n_wants + logs[1].n_wants), "one miss"
 
 
 def test_the_sign_test_counts_prompts_not_points():
