@@ -302,7 +302,8 @@ def test_a_file_of_artifact_that_a_notebook_names_is_one_of_its_inputs(tmp_path,
         (10, 0, 8, None, ""),
         (20, 2, 8, None, "about 60 s left"),
         (20, 2, 8, 65.0, "about 45 s left"),
-        (70, 7, 8, 65.0, "not long now"),
+        (70, 7, 8, 65.0, "longer than the 65 s it took before"),
+        (70, 8, 8, None, "not long now"),
     ],
 )
 def test_progress_says_how_long_it_will_still_take(spent, done, total, expected, said):
@@ -315,6 +316,16 @@ def test_what_a_notebook_took_before_is_what_it_is_expected_to_take(finished):
     record = json.loads((out / "run.json").read_text())
     assert reproduction._expected("00_table", record) == record["volatile"]["00_table"]["seconds_s"]
     assert reproduction._expected("99_new", record) is None
+
+
+def test_a_first_run_is_expected_to_make_the_measurements_that_the_reference_run_found_made(tmp_path, monkeypatch):
+    (tmp_path / "artifact").mkdir()
+    costs = {"06_x": {"seconds_s": 100.0, "kept_s": 500.0}, "02_x": {"seconds_s": 30.0}}
+    (tmp_path / "artifact" / "run.json").write_text(json.dumps({"profile": "default", "volatile": costs}))
+    monkeypatch.setattr(reproduction, "ROOT", tmp_path)
+    first = {"profile": "default", "volatile": {}}
+    assert [reproduction._expected(name, first) for name in costs] == [600.0, 30.0]
+    assert reproduction._expected("06_x", {"profile": "smoke", "volatile": {}}) is None
 
 
 def test_what_recording_took_is_added_up(tmp_path, monkeypatch):

@@ -209,9 +209,10 @@ def _watch(command, environment, log, unfinished, notebook, say, expected_s) -> 
 
 def _left(spent_s: float, done: int, total: int, expected_s: float | None) -> str:
     """How long the rest will take, as far as one can tell."""
-    if expected_s and expected_s > spent_s:
-        return f"; about {duration(expected_s - spent_s)} left"
-    if expected_s or not done or done == total:
+    if expected_s:
+        rest = f"about {duration(expected_s - spent_s)} left" if expected_s > spent_s else ""
+        return "; " + (rest or f"longer than the {duration(expected_s)} it took before")
+    if not done or done == total:
         return "; not long now" if done else ""
     return f"; about {duration(spent_s * (total - done) / done)} left, if its cells are alike"
 
