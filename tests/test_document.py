@@ -119,6 +119,16 @@ def test_minutes_memory_and_verdicts_come_from_the_records(shown):
     assert "| 0.63 | 0.757 [0.748, 0.767] | direction holds | simulated | smollm2-135m, n = 9 prompts |" in claim
 
 
+def test_a_notebook_that_was_not_run_is_named(shown, tmp_path, monkeypatch):
+    for name in ("02_churn", "08_tiers", "12_more"):
+        (tmp_path / "sources").mkdir(exist_ok=True)
+        (tmp_path / "sources" / f"{name}.ipynb").touch()
+    monkeypatch.setattr(document, "NOTEBOOKS", tmp_path / "sources")
+    assert PARTS["run"](shown).endswith("Not part of it, and so without numbers here: 08.\n")
+    (tmp_path / "sources" / "08_tiers.ipynb").unlink()
+    assert PARTS["run"](shown).endswith("GB of memory.\n")
+
+
 def test_a_notebook_beyond_the_paper_has_its_row(shown):
     assert "| What else? | `make reproduce ONLY=12` |" in PARTS["items"](shown)
 

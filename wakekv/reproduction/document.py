@@ -19,6 +19,7 @@ from wakekv.verdicts import VERDICTS, on_what, our_value, printed
 
 PART = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WORDS = 200  # a minute, read with some care
+NOTEBOOKS = ROOT / "notebooks"
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,12 @@ def run_at_a_glance(shown: Path) -> str:
     recorded = record["volatile"].get("recordings")
     logs = f"its {recorded['logs']} recordings took {_minutes(recorded['seconds_s'])} minutes, and " if recorded else ""
     took, most = sum(map(_seconds, costs.values())), max(cost["peak_bytes"] for cost in costs.values())
+    absent = sorted(path.stem[:2] for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb") if path.stem not in record["stages"])
+    without = f" Not part of it, and so without numbers here: {', '.join(absent)}." if absent else ""
     return (
         f"The reference run (profile {record['profile']}) was made on {_machine(record, shown)}: {logs}"
         f"its {len(costs)} notebooks took {_minutes(took)} minutes, one after another, with at most "
-        f"{most / 1e9:.1f} GB of memory.\n"
+        f"{most / 1e9:.1f} GB of memory.{without}\n"
     )
 
 
