@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny
@@ -133,6 +135,31 @@ def test_a_sentence_leaves_when_its_largest_weight_of_the_window_is_below_the_th
                 was = shelves[i][:, :n] if step else torch.ones(2, n, dtype=torch.bool)
                 assert torch.equal(shelf.resident[:, :n], was & ((largest >= 0.05) | (step < 3)))
             shelves = {i: shelf.resident.clone() for i, shelf in cache.steps.shelves.items()}
+
+
+@pytest.mark.parametrize("recall", ["none", "exact", "key"])
+def test_what_was_read_before_can_be_told_instead_of_fed(recall):
+    """Nothing leaves while the window fills: a later start that knows what was read there is the same cache."""
+    tier, whole, past = (
+        Sentences(SPLITTER, 0.12, 7, recall),
+        START.again(Sentences(SPLITTER, 0.0)),
+        {0: [], 1: [], 2: []},
+    )
+    fed, later = START.again(tier), START.again()
+    with later.attached(MODEL):
+        later.prefill(MODEL, torch.tensor([TOKENS[PROMPT : PROMPT + 7]]))
+    together(
+        MODEL,
+        [whole, fed],
+        TOKENS[PROMPT : PROMPT + 7],
+        lambda: [past[i].append(shelf.read) for i, shelf in whole.steps.shelves.items()],
+    )
+    told = later.again(dataclasses.replace(tier, past=past))
+    a, b = together(MODEL, [fed, told], TOKENS[PROMPT + 7 : PROMPT + 40])
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    assert all(torch.equal(x.resident, told.steps.shelves[i].resident) for i, x in fed.steps.shelves.items())
+    assert fed.history[-33:] == told.history and fed.books.fetched == told.books.fetched
+    assert fed.history[6]["fast"] < fed.history[5]["fast"], "some leave as the window is full"
 
 
 def test_the_reactive_return_misses_nothing_and_the_bounds_bring_no_less():

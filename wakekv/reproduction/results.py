@@ -256,7 +256,7 @@ SIZES = {
         needle_lengths=(300,), needle_depths=(0.5,), needle_seeds=(0,), needle_budgets=(8,), needle_tokens=20,
         contexts=(128, 256), timed=256, budget=8, steps=5, exact=300, greedy=8, watched=14,
         pool_length=550, pool_seeds=(1,), pool_budgets=(8,), pool_tokens=6,
-        tier_length=200, tier_seeds=(0,), tier_coded=(0,), tier_tokens=8, tier_thresholds=(0.02,), tier_window=8,
+        tier_length=200, tier_seeds=(0,), tier_coded=(0,), tier_tokens=4, tier_thresholds=(0.02,), tier_window=4,
     ),
     "default": Sizes(
         length=2000, seeds=(0, 1, 2), regimes=("niah", "multiturn"), budgets=(8, 16, 32, 64), n_tokens=48,

@@ -6,7 +6,8 @@ reservoir is written in. Rounding sentences to pages would demote, at each end, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -35,6 +36,8 @@ class Sentences:
     batch      a KV head demotes only once so many sentences are due (the recipe for small memory: 4)
     audit      count misses: (KV head, sentence)s that a step would weigh by the threshold or more, and has not. That
                reads all keys, at every step
+    past       layer -> float32 [row, sentence] of each of some steps, the last of the prompt: what they read there, as
+               SentenceShelf.read. As if those steps had been taken with all sentences resident
     """
 
     splitter: Splitter
@@ -46,6 +49,7 @@ class Sentences:
     stand_in: bool = False
     batch: int = 1
     audit: bool = False
+    past: Mapping[int, Sequence[torch.Tensor]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
         lookup(self.recall, RECALLS, "recall")
@@ -91,6 +95,17 @@ class SentenceShelf:
         self._read: torch.Tensor | None = None  # [row, sentence + 1]: this step's largest weights
         self._catch_up()
         self.centre = self.means.mean(1).nan_to_num()  # a prompt without a whole sentence has none
+        self._remember(tier.past.get(layer.index, ()))
+
+    def _remember(self, past: Sequence[torch.Tensor]) -> None:
+        for step, read in enumerate(past):
+            n = read.shape[1]
+            self.last[:, :n].masked_fill_(read >= self.tier.threshold, step)
+            self.last[:, n:] = step  # not over yet
+        if past:
+            self.step = len(past) - 1
+            self._send(self._due())
+            self.step += 1
 
     def _catch_up(self) -> None:
         """Take in the pages that were closed since."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,13 +19,13 @@ from wakekv.costs.quality import divergence
 from wakekv.errors import InputError
 from wakekv.policies import Policy
 from wakekv.recording.texts import read_filler
-from wakekv.tiers.cache import TieredCache
+from wakekv.tiers.cache import Tier, TieredCache
 from wakekv.tiers.index import overlap
 from wakekv.tiers.methods import FAMILIES, PAGES, Key, tiers
 from wakekv.tiers.nearest import Nearest
 from wakekv.tiers.panel import together
 from wakekv.tiers.rope import Rope
-from wakekv.tiers.sentences import Sentences, SentenceShelf
+from wakekv.tiers.sentences import Sentences
 from wakekv.tiers.text import Splitter, ends_of
 
 AT_ONCE = 16  # caches side by side
@@ -70,13 +69,16 @@ def contest(
 ) -> dict[str, Any]:
     """Families of methods on one text: `length` tokens, `window` more to fill that of a*, and n_tokens that count.
 
+    While it fills nothing leaves, so sentences are told what the full cache read.
+
     text      where it is from, its first sentences, and how many it has
     rows      one a method and threshold: residency (bytes on the fast tier, index and codes included, as a share of the
               full cache's, mean over the tokens that count), bytes by tier (means; slow and gone as it ends), what was
               fetched, probed and missed over those tokens, KL to the full cache (kl_mean, kl_p95, kl_last, nats a
               token), agreement, perplexity, and what an index was told; TIMED in seconds
     memory    method -> tier -> bytes after each token, from the first one decoded, at the one threshold
-    flagged   share of the full cache's sentences whose a* ends below each threshold, by what it is pooled over
+    flagged   share of the full cache's sentences whose a* is below each threshold after the window, by what it is
+              pooled over
     shares    of each layer, directions a token of keys and of values (Codebook)
     overlap   of the 8 best sentences, the share that 8-bit vectors find too
 
@@ -92,37 +94,41 @@ def contest(
     start = TieredCache(model.config, Sentences(splitter, 0.0), page=page, max_tokens=-(-total // page) * page)
     with start.attached(model):
         start.prefill(model, torch.tensor([ids[:length]], device=model.device))
-    later = start.again()  # for what has no window to fill: the same text, in the prompt
+    later = start.again()  # the same text, the window in the prompt
     with later.attached(model):
         later.prefill(model, torch.tensor([ids[length : length + window]], device=model.device))
+    whole = start.again()
+    past = _watched(model, whole, ids[length : length + window])
     cuts = [0, *splitter.cut(ids[:length])]
     first = [loaded.tokenizer.decode(ids[a:b]) for a, b in zip(cuts[:5], cuts[1:6])]
     found = {"text": {"name": name, "first": first, "n_sentences": len(cuts) - 1}, "rows": [], "memory": {}}
     about = {"seed": seed, "n_prompt": length, "n_tokens": n_tokens}
-    full: list[Fed] = []
+    found["flagged"] = _flagged(list(past.values()), thresholds)
+    before, full = _history(whole), []
 
-    def tried(keys: Iterable[Key], make: Callable[[Key], ReversibleCache], skip: int = window) -> Iterator:
-        """(key, cache fed) of each method; the full cache is fed beside the first of them."""
+    def tried(keys: Iterable[Key], make: Callable[[Key], ReversibleCache], skip: int = 0) -> Iterator:
+        """(key, cache fed) of each method; the full cache is fed beside the first that have no window to fill."""
         for some in _batches(keys):
-            caches, whole = [make(key) for key in some], [] if full else [(later, start)[skip > 0].again()]
-            reads: deque[list[torch.Tensor]] = deque(maxlen=window)
-            fed = _feed(model, whole + caches, ids[length + window - skip :], skip, reads)
-            if whole:
+            caches = [make(key) for key in some]
+            if not (skip or full):
+                caches.insert(0, whole)
+            fed = _feed(model, caches, ids[length + window - skip :], skip)
+            if caches[0] is whole:
                 full.append(fed.pop(0))
-                found["memory"]["full"] = _history(whole[0])
-                found["flagged"] = _flagged(reads, thresholds)
-            for key, cache, own in zip(some, caches, fed):
+                found["memory"]["full"] = _history(whole)
+            for key, cache, own in zip(some, caches[-len(some) :], fed):
                 found["rows"].append(about | _row(key, cache, own, full[0]))
                 yield key, cache
 
     def tiered() -> Iterator:
-        keys = [key for key in chosen if key.family in families]
-        yield from tried([key for key in keys if key.threshold is not None], lambda key: start.again(chosen[key]))
-        yield from tried([key for key in keys if key.threshold is None], lambda key: later.again(chosen[key]), 0)
+        own = [key for key in chosen if key.family in families]
+        filled = [key for key in own if key.family == "sentences" or key.threshold is None]
+        yield from tried(filled, lambda key: later.again(_knowing(chosen[key], past)))
+        yield from tried([key for key in own if key not in filled], lambda key: start.again(chosen[key]), window)
 
     for key, cache in tiered():
         if key.threshold == at and key.method in ("none", "dot", "exact"):
-            found["memory"][key.method] = _history(cache)
+            found["memory"][key.method] = {name: before[name] + more for name, more in _history(cache).items()}
         shelves = [cache.steps.shelves[layer.index] for layer in cache.paged]
         if key.method == "codebook":
             found["shares"] = [shelf.shares() for shelf in shelves]
@@ -133,18 +139,20 @@ def contest(
     held = {
         row["threshold"]: row["fast_bytes"] + row["index_bytes"] for row in found["rows"] if row["method"] == "exact"
     }
-    keys = [
-        Key(*one, threshold) for threshold in thresholds for one in (("pages", "reactive"), ("sentences", "nearest"))
-    ]
-    keys += [Key("pages", name, at) for name in PAGES if name != "reactive"]
     n_units = len(splitter.cut(ids[:total]))
 
-    def matched(key: Key) -> ReversibleCache:
-        if key.family == "pages":
-            return _pages(start, PAGES[key.method], held[key.threshold], total // page)
-        return start.again(_nearest(start, splitter, key.threshold, held[key.threshold], n_units))
+    def nearest(key: Key) -> ReversibleCache:
+        return later.again(_nearest(start, splitter, key.threshold, held[key.threshold], n_units))
 
-    for _ in tried(keys, matched):
+    def paged(key: Key) -> ReversibleCache:
+        return _pages(start, PAGES[key.method], held[key.threshold], total // page)
+
+    pages = [Key("pages", "reactive", threshold) for threshold in thresholds]
+    pages += [Key("pages", name, at) for name in PAGES if name != "reactive"]
+    for _ in (
+        *tried([Key("sentences", "nearest", threshold) for threshold in thresholds], nearest),
+        *tried(pages, paged, window),
+    ):
         pass
     return found
 
@@ -159,13 +167,25 @@ class Fed(NamedTuple):
     books: dict[str, float]
 
 
-def _feed(
-    model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Sequence[int], skip: int, reads: deque
-) -> list[Fed]:
-    """Feed all of them the same tokens but the last; the first `skip` do not count.
+def _watched(model: torch.nn.Module, whole: TieredCache, tokens: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+    """Feed a cache of sentences that keeps all of them; what each layer read, step by step."""
+    past: dict[int, list[torch.Tensor]] = {layer.index: [] for layer in whole.paged}
 
-    reads: gains, after each that counts, what every layer of the first cache read if that is of sentences.
-    """
+    def note() -> None:
+        for index, shelf in whole.steps.shelves.items():
+            past[index].append(shelf.read)
+
+    together(model, [whole], tokens, note)
+    return past
+
+
+def _knowing(tier: Tier, past: dict[int, list[torch.Tensor]]) -> Tier:
+    """A tier of sentences, told of what was read before it began; any other as it is."""
+    return dataclasses.replace(tier, past=past) if isinstance(tier, Sentences) else tier
+
+
+def _feed(model: torch.nn.Module, caches: Sequence[ReversibleCache], tokens: Sequence[int], skip: int) -> list[Fed]:
+    """Feed all of them the same tokens but the last; the first `skip` do not count."""
     if skip:
         together(model, caches, tokens[:skip])
     before = [dataclasses.replace(cache.books) for cache in caches]
@@ -174,9 +194,6 @@ def _feed(
     def note() -> None:
         for own, cache in zip(sizes, caches):
             own.append(_tiers(cache))
-        if isinstance(caches[0], TieredCache):
-            shelves = [caches[0].steps.shelves[layer.index] for layer in caches[0].paged]
-            reads.append([shelf.read for shelf in shelves if isinstance(shelf, SentenceShelf)])
 
     logits = together(model, caches, tokens[skip:-1], note)
     truth = torch.tensor(tokens[skip + 1 :])
@@ -256,9 +273,9 @@ def _history(cache: TieredCache) -> dict[str, list[int]]:
 
 
 def _flagged(reads: Sequence[Sequence[torch.Tensor]], thresholds: Sequence[float]) -> list[dict[str, Any]]:
-    """Of [step][layer] reads, [row, sentence]: of the sentences that were over all the while."""
+    """Of [layer][step] reads, [row, sentence]: of the sentences that were over all the while."""
     n = reads[0][0].shape[1]
-    largest = torch.stack([torch.stack([x[:, :n] for x in layers]) for layers in reads]).amax(0)  # [layer, row, n]
+    largest = torch.stack([torch.stack([x[:, :n] for x in steps]).amax(0) for steps in reads])  # [layer, row, n]
     pooled = {"KV head": largest, "layer": largest.amax(1), "model": largest.amax((0, 1))}
     return [
         {"pooled": name, "threshold": threshold, "share": float((x < threshold).float().mean())}
