@@ -29,7 +29,7 @@ N       ?= 20
 PY      := .venv/bin/python
 # The tests of the core ring.
 CORE_TESTS := $(wildcard $(patsubst %,tests/test_%.py,errors files trace broken demand policies published_policies golden simulate blocks stats match \
-  contests places twins reads churn wakeups grading bursts markers prefetch shipped beyond served fuzz sound \
+  contests places twins reads churn wakeups grading bursts markers prefetch shipped beyond served fuzz sound tables \
   taught scheduling tiered drawing_measurement drawing_matched malformed))
 # One log of each model and regime, shipped at page level.
 SHIPPED := $(foreach model,smollm2-135m gemma3-270m,$(patsubst %,runs/default/traces/$(model)_%_s0,niah_d25 cot multiturn))

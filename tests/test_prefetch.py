@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from wakekv.errors import InputError
+from wakekv.heads import prefetch as prefetching
 from wakekv.heads.prefetch import predictors, prefetch, prefetch_table
 from wakekv.heads.reads import read
 from wakekv.heads.wakeups import FIRST, SIGNALS
@@ -158,3 +159,14 @@ def test_predictors_are_every_signal_and_what_they_must_beat_and_start_together(
 def test_logs_too_short_or_without_wakeups_are_defined(make_trace, n_steps):
     table = prefetch_table([read(make_trace(needle=(), n_steps=n_steps))])
     assert np.isnan(rows_of(table, predictor="perfect_when", metric="pages_used")["estimate"])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_compiled_or_not_it_counts_the_same(wants, exact, monkeypatch):
+    alarm = np.random.default_rng(2).random((wants.n_heads, wants.n_steps)) < 0.3
+    compiled = prefetch(wants, alarm, 4, 3, exact)
+    for name in ("_push", "_drop", "_replay"):
+        loop = getattr(prefetching, name)
+        monkeypatch.setattr(prefetching, name, getattr(loop, "py_func", loop))
+    plain = prefetch(wants, alarm, 4, 3, exact)
+    assert compiled.used.any() and all((getattr(compiled, n) == getattr(plain, n)).all() for n in vars(plain))
