@@ -184,7 +184,7 @@ def _watch(command, environment, log, unfinished, notebook, say, expected_s) -> 
     Returns exit status (negative: the signal) and cost.
     """
     start = time.monotonic()
-    due = start + 10
+    due, done, total = start + 10, 0, len(notebook.code)
     own = {"cwd": ROOT, "env": environment, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
     process = subprocess.Popen(command, preexec_fn=end_with_parent, **own)
     try:
@@ -195,7 +195,7 @@ def _watch(command, environment, log, unfinished, notebook, say, expected_s) -> 
             time.sleep(0.2)
             if (now := time.monotonic()) > due:
                 due = now + 30
-                done, total = min(_executed(unfinished), len(notebook.code)), len(notebook.code)
+                done = max(done, min(_executed(unfinished), total))  # a copy that is being written says nothing
                 left = _left(now - start, done, total, expected_s)
                 say(f"{notebook.name}: {duration(now - start)}, {done} of {total} cells{left}")
         process.returncode = os.waitstatus_to_exitcode(status)
