@@ -198,7 +198,9 @@ def by_moved_shares(demand, budget: int) -> tuple[int, np.ndarray]:
     return misses, resident
 
 
-@pytest.mark.parametrize("rule", [{}, {"timing": "lagged"}, {"every": 5, "wants": 3}, {"least": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "rule", [{}, {"timing": "lagged"}, {"every": 5, "wants": 3}, {"least": 1.0}, {"wants": 1}], ids=str
+)
 @pytest.mark.parametrize("torches", [False, True], ids=["loops", "torch"])
 def test_over_the_whole_model_layers_are_trimmed_to_shares_that_move(rule, torches):
     engine = FakeEngine(Settings(mode="pooled", scope="model", budget=4, record=True, **rule), torches=torches)
@@ -236,7 +238,8 @@ def test_heads_that_share_have_the_memory_of_as_many_that_do_not_and_leave_none_
 def test_a_budget_of_all_pages_never_misses_and_reads_everything():
     for mode in ("reactive", "destructive", "pooled"):
         engine = decoded(Settings(mode=mode, budget=24), 40)
-        assert engine.tier.take_books()["misses"] == 0
+        books = engine.tier.take_books()
+        assert books["misses"] == books["fetched"] == 0
         assert all(len(pages) in (10, 11, 12, 5, 6, 7) for *_, pages in engine.seen)
 
 
@@ -289,6 +292,24 @@ def test_scores_and_choice_equal_those_of_plain_torch(dtype):
         out = np.zeros(5, np.int32)
         assert scoring.choose(got, 12, 5, np.empty(12, np.float32), out) == 5
         assert out.tolist() == sorted(np.argsort(-got)[:5], key=lambda p: got[p])
+
+
+@pytest.mark.parametrize("mode", ["reactive", "pooled"])
+def test_of_the_best_pages_only_those_that_would_have_the_mean_weight_are_wanted(mode):
+    every, some = (decoded(Settings(mode=mode, budget=4, least=least, record=True), 15) for least in (0.0, 1.0))
+    dropped = 0
+    for name, n_prompt in (("a", 10), ("b", 5)):
+        for t, steps_of in enumerate(
+            zip(*(engine.tier.sequences[name].wants for engine in (every, some)), strict=True)
+        ):
+            n = n_prompt + (t + (3 if name == "a" else 0)) // PAGE
+            for layer, h in np.ndindex(LAYERS, KV):
+                (pages, found, shares), (kept, n_kept, _) = (step[layer] for step in steps_of)
+                assert found[h] == 3
+                there = shares[h] * n >= 1
+                dropped += int((~there).sum())
+                assert kept[h, : n_kept[h]].tolist() == pages[h][there].tolist() != []
+    assert dropped > 20
 
 
 def test_ties_go_to_the_first_pages_in_their_order():
