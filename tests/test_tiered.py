@@ -63,3 +63,38 @@ def test_the_sweep_and_the_sharing_are_means_over_passages():
 def test_nothing_measured_is_refused():
     with pytest.raises(InputError, match="measure at least one passage first"):
         tiered.tiers([])
+
+
+def test_what_a_star_flags_is_the_mean_over_passages_of_exact_tiers():
+    found = section8.measured(seeds=(0, 1))
+    found[1]["flagged"] = [row | {"share": row["share"] + 0.2} for row in found[1]["flagged"]]
+    less = {"rows": [{"family": "codes"}], "flagged": [{"pooled": "KV head", "threshold": 0.02, "share": 0.0}]}
+    share = tiered.flagged([*found, less]).numbers.set_index(["pooled", "threshold"])["share"]
+    assert share["KV head", 0.02] == pytest.approx(0.72) and share["model", 0.01] == pytest.approx(0.11)
+
+
+def test_a_first_token_is_within_150_ms_if_its_95th_percentile_is():
+    numbers = tiered.first_token(section8.timed()).numbers.set_index(["arm", "length"])
+    assert numbers["within"].to_dict() == {
+        ("stock", 100): True, ("reservoir", 100): True, ("stock", 130): False, ("reservoir", 130): False,
+        ("stock", 1000): False, ("reservoir", 1000): False,
+    }  # fmt: skip
+    assert numbers.loc[("stock", 100), "p50_s"] == pytest.approx(0.1095) and numbers["requests"].eq(20).all()
+    assert numbers.loc[("stock", 130), "p50_s"] < 0.15 < numbers.loc[("stock", 130), "p95_s"]
+    timed = section8.timed()
+    assert tiered.soon(tiered.first_token(timed)).endswith(
+        "untouched: up to 100 prompt tokens; with the reservoir: up to 100 prompt tokens."
+    )
+    timed["rows"][0]["first"] = [1.0] * 20  # a longer prompt that is quicker is no reach
+    timed["rows"][2]["first"] = [0.1] * 20
+    assert "untouched: at no length that was asked" in tiered.soon(tiered.first_token(timed))
+    with pytest.raises(InputError, match="run benchmarks/ttft.py"):
+        tiered.first_token({"rows": []})
+
+
+def test_a_result_in_words_says_what_failed():
+    judged = tiered.verdict(section8.measured())
+    assert tiered.result(judged, "exact") == "0.0140 (50% held, within 0.05 at 60%)"
+    assert tiered.result(judged, "none") == "0.2800 (50% held, not within 0.05 at 60%)"
+    with pytest.raises(KeyError):
+        tiered.result(judged, "codebook")

@@ -124,7 +124,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "tiers": tiered.tiers,  # other fast tiers: what they hold, move and cost
     "tiers_told": tiered.told,  # what similarity said of what was away
     "tiers_flagged": tiered.flagged,  # what a* would demote, by what it is pooled over
-    "first_token": tiered.first_token,  # in the engine, with the reservoir and without
+    "first_tokens": tiered.first_token,  # in the engine, with the reservoir and without
     "tiers_verdict": tiered.verdict,  # below 0.05 with at most 60 % held?
     "tiers_timed": tiered.retrieval,  # retrieval and perplexity by threshold
     "verdict_table": verdict_table,  # every claim with its verdict

@@ -159,7 +159,7 @@ def first_token(found: Mapping) -> Picture:
     figure = canvas(8, 3.4, about)
     wall, cpu = figure.subplots(1, 2, sharex=True)
     for arm, line in table.groupby("arm", sort=False):
-        colour, name = (BLACK, "untouched") if arm == "stock" else (ORANGE, "with the reservoir")
+        colour, name = BLACK if arm == "stock" else ORANGE, tiered.ENGINES[arm]
         wall.plot(line["length"], 1e3 * line["p95_s"], color=colour, marker="v", label=f"{name}, 95th percentile")
         wall.plot(line["length"], 1e3 * line["p50_s"], color=colour, marker="o", linestyle=":", label=f"{name}, median")
         cpu.plot(line["length"], 1e3 * line["cpu_s"], color=colour, marker="o", label=f"{name}, median")

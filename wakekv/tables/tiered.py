@@ -14,6 +14,7 @@ from wakekv.tables import Table
 WITHIN_S = 0.15  # the text's claim of the 95th percentile of the time to a first token
 AT, KL, RESIDENCY = 0.02, 0.05, 0.6  # the recipe's threshold and tolerance, and the most that may stay
 OURS = "exact"
+ENGINES = {"stock": "untouched", "reservoir": "with the reservoir"}
 KEY = ["family", "method", "threshold"]
 SAYS = {  # of (family, method)
     ("sentences", "none"): "nothing returns",
@@ -114,6 +115,14 @@ def verdict(found: Sequence[Mapping]) -> Table:
     return Table(numbers, shown)
 
 
+def result(judged: Table, method: str) -> str:
+    """In words, what a `verdict` says of a method of sentences at the recipe's threshold. KeyError for another."""
+    rows = judged.numbers
+    row = rows[(rows["threshold"] == AT) & (rows["family"] == "sentences")].set_index("method").loc[method]
+    holds = "within" if row["holds"] else "not within"
+    return f"{row['worst']:.4f} ({row['held']:.0%} held, {holds} {KL:g} at {RESIDENCY:.0%})"
+
+
 def retrieval(found: Sequence[Mapping]) -> Table:
     """The sweep of a*: milliseconds a token spent bringing sentences or pages, perplexity above the full cache's, and
     what was held. Timed: no two runs agree to the digit."""
@@ -155,7 +164,7 @@ def first_token(found: Mapping) -> Table:
     ])  # fmt: skip
     numbers["within"] = numbers["p95_s"] <= WITHIN_S
     shown = numbers.assign(
-        engine=numbers["arm"].map({"stock": "untouched", "reservoir": "with the reservoir"}),
+        engine=numbers["arm"].map(ENGINES),
         **{name: (1e3 * numbers[name]).map("{:,.0f}".format) for name in ("p50_s", "p95_s", "second_s", "cpu_s")},
         within=numbers["within"].map({True: "yes", False: "no"}), load=numbers["load"].map("{:.0f}".format),
     )  # fmt: skip
@@ -163,6 +172,16 @@ def first_token(found: Mapping) -> Table:
              "p95_s": "p95, ms", "within": "p95 within 150 ms", "second_s": "second token p50, ms",
              "cpu_s": "CPU p50, ms", "load": "load"}  # fmt: skip
     return Table(numbers, shown[list(names)].rename(columns=names))
+
+
+def soon(first: Table) -> str:
+    """In words, up to which prompt length the 95th percentile of a `first_token` is within 150 ms."""
+    found = []
+    for arm, rows in first.numbers.sort_values("length").groupby("arm", sort=False):
+        lengths = rows["length"][rows["within"].cummin()]
+        reach = f"up to {lengths.iloc[-1]} prompt tokens" if len(lengths) else "at no length that was asked"
+        found.append(f"{ENGINES[arm]}: {reach}")
+    return f"In vLLM 95 % of first tokens came within 150 ms: {'; '.join(found)}."
 
 
 def sharing(found: Sequence[Mapping]) -> pd.DataFrame:
