@@ -9,7 +9,7 @@
 # make agree       one pass against step by step and brute force, on 10^5 (log, budget) pairs: five minutes
 # make torture     the cache through 10^6 appends, wants, fetches that fail or not, trims, reorders and resets: a quarter of an hour
 # make malformed   every malformed input again, and the table of what is said of each
-# make kills       what can be gone on with, killed twenty times each and in the end compared byte by byte: ten minutes
+# make kills       what can be gone on with, killed twenty times each and in the end compared byte by byte: a quarter of an hour
 # make fuzz        any bytes in place of what is read, for SECONDS=3600
 # make load        the cache through STEPS=50000 decode steps, and ten recordings in a row
 # make mutants     would the tests notice a changed operator? N=20 changes of each module
