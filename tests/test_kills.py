@@ -17,6 +17,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ FORKS.set_forkserver_preload(["test_kills"])
 
 def apart(job: Callable[[Path], None], folder: Path) -> multiprocessing.Process:
     """`job` in a process, and a session, of its own, in `folder`."""
+    with pytest.MonkeyPatch.context() as patch:  # until Python 3.13 the server does not look where we do
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+        forkserver.ensure_running()
     child = FORKS.Process(target=_run, args=(job, folder))
     child.start()
     return child
