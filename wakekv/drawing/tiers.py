@@ -33,6 +33,8 @@ POINTS = {
     ("merging", "merged, deep layers evict"): {"color": BLACK, "marker": "h"},
 }
 
+LEAST = 5e-4  # the smallest KL that a picture tells apart
+
 
 @styled
 def tier_memory(found: Sequence[Mapping], about: str) -> Picture:
@@ -64,7 +66,8 @@ def tier_memory(found: Sequence[Mapping], about: str) -> Picture:
 @styled
 def tier_answers(found: Sequence[Mapping], about: str) -> Picture:
     """KL to the full cache against what is held: mean over the tokens that count, and over the last 32 of them. Lines
-    go through the thresholds of a*; means over passages. In grey what was asked for: below 0.05, at most 60 % held."""
+    go through the thresholds of a*; means over passages. In grey what was asked for: below 0.05, at most 60 % held.
+    What is nearer than 0.0005 stands there."""
     table = tiered.tiers(found).numbers
     table = (
         table.groupby(tiered.KEY, sort=False, dropna=False)[["residency", "kl_mean", "kl_last"]].mean().reset_index()
@@ -77,16 +80,14 @@ def tier_answers(found: Sequence[Mapping], about: str) -> Picture:
             if family == "codes":
                 continue
             look = LOOK.get((family, method)) or {"linestyle": "", **POINTS.get((family, method), {"marker": "."})}
-            axes.plot(line["residency"], line[what], label=tiered.says(family, method), **look)
+            axes.plot(line["residency"], line[what].clip(lower=LEAST), label=tiered.says(family, method), **look)
         axes.set(title=title, xlabel="held, of the full cache's bytes", xlim=(0, 1), yscale="log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0%}"))
-    shown = table[table["family"] != "codes"][["kl_mean", "kl_last"]]
-    grid[0].set(
-        ylabel="KL to full, nats a token", ylim=(0.5 * max(shown.min(axis=None), 1e-5), 2 * shown.max(axis=None))
-    )
+    most = table.loc[table["family"] != "codes", ["kl_mean", "kl_last"]].max(axis=None)
+    grid[0].set(ylabel="KL to full, nats a token", ylim=(LEAST / 1.3, 2 * max(most, tiered.KL)))
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=7)
     return Picture(figure, table, "KL to the full cache against the share of its bytes that is held, by method")
@@ -104,6 +105,10 @@ def tier_sweep(found: Sequence[Mapping], about: str) -> Picture:
             place = row["retrieval_ms"], 100 * row["worse"]
             axes.annotate(f"{row['threshold']:g}", place, (4, 3), textcoords="offset points", fontsize=6)
     axes.set(xlabel="retrieval, ms a token", ylabel="perplexity, % above full")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_yticks([tick for tick in (-1, 0, 1, 2, 5, 10, 20, 50, 100) if tick >= 0 or (table["worse"] < 0).any()])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
     figure.legend(loc="outside upper center", ncols=2)
     return Picture(figure, table, "Perplexity against retrieval time at thresholds of a* from 0.01 to 0.05")
 
