@@ -1,4 +1,4 @@
-// One head's pages under one policy at one budget, step by step: the rule of wakekv/residency.py under a cold start.
+// One head's pages under one policy at one budget, step by step: the rule of wakekv/simulation/residency.py under a cold start.
 // A test compares every cell with what wakekv's own replay does.
 "use strict";
 
