@@ -220,7 +220,7 @@ def test_debug_shows_the_whole_error():
 @pytest.mark.parametrize(
     "error, status, said",
     [
-        (OSError(28, "No space left on device"), 2, "No space left"),
+        (OSError(28, "No space left on device"), 2, "the disk is full"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "pip install 'wakekv[models]'"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

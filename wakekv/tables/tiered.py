@@ -167,6 +167,7 @@ def first_token(found: Mapping) -> Table:
         engine=numbers["arm"].map(ENGINES),
         **{name: (1e3 * numbers[name]).map("{:,.0f}".format) for name in ("p50_s", "p95_s", "second_s", "cpu_s")},
         within=numbers["within"].map({True: "yes", False: "no"}), load=numbers["load"].map("{:.0f}".format),
+        **{name: numbers[name].map("{:,}".format) for name in ("length", "requests")},
     )  # fmt: skip
     names = {"length": "prompt, tokens", "engine": "engine", "requests": "requests", "p50_s": "first token p50, ms",
              "p95_s": "p95, ms", "within": "p95 within 150 ms", "second_s": "second token p50, ms",
