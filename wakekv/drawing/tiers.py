@@ -176,6 +176,8 @@ def first_token(found: Mapping) -> Picture:
         axes.set_xticks(sorted(table["length"].unique()))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     figure.legend(*wall.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return Picture(figure, table, "Time to the first token by prompt length, with the reservoir and without")
