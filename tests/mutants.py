@@ -32,7 +32,7 @@ TESTED = {
     "simulation/match": ("test_match.py",),
     "simulation/simulate": ("test_simulate.py",),
     "policies/ledger": ("test_policies.py", "test_golden.py"),
-    "policies/classic": ("test_policies.py", "test_published_policies.py"),
+    "policies/classic": ("test_policies.py", "test_published_policies.py", "test_blocks.py"),
     **{f"policies/{name}": ("test_published_policies.py", "test_policies.py", "test_golden.py")
        for name in ("compress", "offload", "allocate", "hetero", "roles", "order", "spindle")},
     "policies/pooled": ("test_beyond.py", "test_policies.py", "test_golden.py"),

@@ -166,3 +166,16 @@ def test_decayed_sums_do_not_depend_on_when_they_are_asked_for():
 def test_the_future_is_handed_to_the_optimum_alone():
     with pytest.raises(InputError, match="offline"):
         _ = Ledger(cycle(3, 5)).next_use
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [[5], [1], [3], [1]],  # page 5 came first, whatever its number
+        [[2, 4], [7], [4]],  # of two that came together the first of the text goes
+    ],
+)
+def test_first_in_is_first_out(steps):
+    wants = Demand.from_lists([steps])
+    assert replay(wants, POLICIES["fifo"], 2).misses == 0
+    assert curves(wants, POLICIES["fifo"], [2]).misses[0] == 0
