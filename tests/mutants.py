@@ -50,6 +50,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "rank = np.ascontiguousarray(ranked(policy, seen), np.float64).reshape(-1)",
         "-2",
     ): "numpy takes any negative size for the one to be worked out",
+    (
+        "policies/classic",
+        "alone = True",
+        "alone = False",
+    ): "a log is then read whole and not a few heads at a time: the same numbers in more memory",
     **{
         ("simulation/simulate", was, "groups.max() + 3"): "one more bound at the end, that nothing reads"
         for was in (
