@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,8 +81,7 @@ class Reader:
 
     def __init__(self, n_layers: int, length: int, n_prompt: int, needle: list[list[int]], k: int) -> None:
         self.mode, self.n_prompt = "prefill", n_prompt
-        self._new = lambda held: Rows(n_layers, k, needle, length, held)
-        self._rows: list[Rows] = []  # one for each token of a pass
+        self._new = partial(Rows, n_layers, k, needle, length)
         self._steps: list[Rows] = []  # noted and not yet taken
         self._taken, self.n_heads = 0, 0  # steps taken; heads of all layers, known once one is
         self.cache = Cache(layers=[HeldLayer(length) for _ in range(n_layers)])
@@ -177,9 +177,7 @@ class Reader:
         """Each row of [head, row, position] as a step of its own, without what it does not see."""
         n_rows, n_seen = weights.shape[1:]
         if not self._steps:
-            while len(self._rows) < n_rows:
-                self._rows.append(self._new(HELD_BYTES // n_rows))
-            self._steps = self._rows[:n_rows]
+            self._steps = [self._new(HELD_BYTES // n_rows) for _ in range(n_rows)]
             for row, rows in enumerate(self._steps):
                 rows.step = self._taken + row
         for row, (rows, start) in enumerate(zip(self._steps, starts, strict=True)):
@@ -189,7 +187,7 @@ class Reader:
     def take(self) -> dict[str, np.ndarray]:
         """What the first step that is noted and not yet taken has read: see Rows.take."""
         self._masks.clear()
-        rows = self._steps.pop(0) if self._steps else self._new(HELD_BYTES)
+        rows = self._steps.pop(0) if self._steps else self._new()
         found = rows.take()
         self._taken, self.n_heads = self._taken + 1, rows.n_heads
         return found
