@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from wakekv import stats
 from wakekv.drawing.mechanism import DESTROYED, FETCHED, LOST, READ, RESERVOIR, RESIDENT, STATES, UNSEEN
@@ -24,6 +24,7 @@ from wakekv.drawing.picture import (
     YELLOW,
     Picture,
     canvas,
+    round_numbers,
     styled,
     thousands,
 )
@@ -151,9 +152,7 @@ def equal_memory(rows: Sequence[Mapping], about: str, resamples: int = stats.RES
 
 def _logarithmic(axes) -> None:
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    round_numbers(axes.yaxis, between=False)
 
 
 def _budgets(axes, budgets: Sequence[int]) -> None:

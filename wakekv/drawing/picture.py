@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from wakekv.files import write
 from wakekv.tables import as_csv
@@ -113,3 +113,13 @@ def policy_style(name: str) -> dict:
 def thousands(axis) -> None:
     """Label an axis in short: 500, 2k, 50k."""
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"))
+
+
+def round_numbers(axis, between: bool = True) -> None:
+    """Label a logarithmic axis in short at 1, 2 and 5 times the powers of ten; ticks `between` them have no label."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if between:
+        axis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_minor_locator(NullLocator())
+    thousands(axis)

@@ -9,10 +9,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from wakekv import tables
-from wakekv.drawing.picture import Picture, canvas, policy_style, styled, thousands
+from wakekv.drawing.picture import Picture, canvas, policy_style, round_numbers, styled
 from wakekv.errors import InputError
 from wakekv.simulation.study import PAPER, Study
 
@@ -146,9 +145,7 @@ def _published(axes, points: pd.DataFrame) -> None:
 def _axis(axes, smallest: float, largest: float) -> None:
     axes.set_xscale("log")
     axes.set_xlim(smallest, largest * 1.25)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    thousands(axes.xaxis)
+    round_numbers(axes.xaxis)
 
 
 def _legend(figure, policies) -> None:

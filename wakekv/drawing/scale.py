@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
-from wakekv.drawing.picture import Picture, canvas, policy_style, styled, thousands
+from wakekv.drawing.picture import Picture, canvas, policy_style, round_numbers, styled, thousands
 from wakekv.errors import InputError
 
 MEASURED = {"seconds": "CPU seconds", "megabytes": "peak memory, MB"}
@@ -39,9 +39,7 @@ def scale_growth(rows: Sequence[Mapping], about: str) -> Picture:
                 axes.plot(line["at"], line[what], **style)
             axes.set(xscale="log", yscale="log", ylim=(table[what].min() / 1.5, table[what].max() * 2))
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-            thousands(axes.yaxis)
+            round_numbers(axes.yaxis)
             axes.set_xticks(sorted(set(table.loc[table["grows"] == size, "at"])))
             thousands(axes.xaxis)
             axes.legend(fontsize=6)

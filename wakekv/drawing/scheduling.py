@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from wakekv.drawing.picture import (
     BLACK,
@@ -19,8 +18,8 @@ from wakekv.drawing.picture import (
     YELLOW,
     Picture,
     canvas,
+    round_numbers,
     styled,
-    thousands,
 )
 from wakekv.errors import InputError
 from wakekv.scheduling.schedulers import SCHEDULERS
@@ -78,9 +77,7 @@ def request_waits(runs: Mapping[str, Served], stamp: str) -> Picture:
             at = np.unique(np.linspace(0, len(values) - 1, 50).round().astype(int))
             rows += [{"scheduler": name, "of": what, "seconds": values[i], "share": share[i]} for i in at]
         axes.set(xscale="log", xlabel=f"ms {title}", ylabel="share within", ylim=(0, 1.02))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        thousands(axes.xaxis)
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        round_numbers(axes.xaxis)
     figure.axes[0].text(0.02, 0.97, "↖ better", transform=figure.axes[0].transAxes, fontsize=7, color="0.3", va="top")
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize=7)

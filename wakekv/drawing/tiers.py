@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
-from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, Picture, canvas, styled
+from wakekv.drawing.picture import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    YELLOW,
+    Picture,
+    canvas,
+    round_numbers,
+    styled,
+)
 from wakekv.tables import tiered
 
 LOOK = {  # of (family, method); the rest are grey points
@@ -82,9 +95,7 @@ def tier_answers(found: Sequence[Mapping], about: str) -> Picture:
             look = LOOK.get((family, method)) or {"linestyle": "", **POINTS.get((family, method), {"marker": "."})}
             axes.plot(line["residency"], line[what].clip(lower=LEAST), label=tiered.says(family, method), **look)
         axes.set(title=title, xlabel="held, of the full cache's bytes", xlim=(0, 1), yscale="log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        round_numbers(axes.yaxis, between=False)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0%}"))
     most = table.loc[table["family"] != "codes", ["kl_mean", "kl_last"]].max(axis=None)
     grid[0].set(ylabel="KL to full, nats a token", ylim=(LEAST / 1.3, 2 * max(most, tiered.KL)))
@@ -176,8 +187,7 @@ def first_token(found: Mapping) -> Picture:
         axes.set_xticks(sorted(table["length"].unique()))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
+        round_numbers(axes.yaxis, between=False)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     figure.legend(*wall.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return Picture(figure, table, "Time to the first token by prompt length, with the reservoir and without")
