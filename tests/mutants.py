@@ -31,12 +31,15 @@ TESTED = {
     "stats": ("test_stats.py",),
     "simulation/match": ("test_match.py",),
     "simulation/simulate": ("test_simulate.py",),
-    "policies/ledger": ("test_policies.py", "test_golden.py"),
-    "policies/classic": ("test_policies.py", "test_published_policies.py", "test_blocks.py"),
-    **{f"policies/{name}": ("test_published_policies.py", "test_policies.py", "test_golden.py")
+    "policies/ledger": ("test_golden.py", "test_policies.py"),
+    "policies/classic": ("test_published_policies.py", "test_blocks.py", "test_policies.py"),
+    **{f"policies/{name}": ("test_golden.py", "test_published_policies.py", "test_policies.py")
        for name in ("compress", "offload", "allocate", "hetero", "roles", "order", "spindle")},
-    "policies/pooled": ("test_beyond.py", "test_policies.py", "test_golden.py"),
-    "policies/policy": ("test_policies.py",),
+    "policies/pooled": ("test_golden.py", "test_beyond.py", "test_policies.py"),
+    "policies/experts": ("test_taught.py",),
+    "policies/learned": ("test_taught.py",),
+    "policies/history": ("test_beyond.py",),
+    "policies/policy": ("test_golden.py", "test_policies.py"),
 }  # fmt: skip
 # Survivors that no test can notice: (module, line as it was, changed) and why.
 EXPLAINED: dict[tuple[str, str, str], str] = {

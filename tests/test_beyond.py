@@ -22,6 +22,7 @@ from wakekv.learning import learn, luck
 from wakekv.logs.demand import demand
 from wakekv.logs.trace import save_trace
 from wakekv.policies import POLICIES, Ledger
+from wakekv.policies.history import Faded, Rhythm, Twice
 from wakekv.policies.pooled import SIGNALS, TABLE, Commons, signals
 from wakekv.reproduction.profiles import PROFILES
 from wakekv.simulation import beyond
@@ -91,6 +92,30 @@ def test_signals_are_what_they_say_on_a_log_written_out():
     assert of["lead"] == pytest.approx([0.0, 0.0], abs=1e-6) and of["newest"].tolist() == [0, 1]
     seen.observe()
     assert dict(zip(SIGNALS, signals(seen)[2]))["lead"] == pytest.approx([np.log(4), 0.0], abs=1e-6)
+
+
+def test_orders_by_history_are_what_they_say_on_a_log_written_out():
+    wants = demand_of([[{0: 1.0, 1: 2.0}, {0: 4.0}, {2: 1.0}, [], {0: 2.0}], [[], [], {1: 3.0}, [], []]])
+    seen = Ledger(wants, scope="model")
+    for _ in range(5):
+        seen.observe()
+    assert Twice().rank(seen).tolist() == [[1, -1, -1], [-1, -1, -1]]
+    gap = 0.7 * (0.7 * 64 + 0.3 * 1) + 0.3 * 3
+    assert Rhythm().rank(seen)[0] == pytest.approx([-gap, -64, -64], abs=1e-5)
+    weight = [0.5**4 + 4.0 * 0.5**3 + 2.0, 2.0 * 0.5**4, 0.5**2]
+    reads = [0.5**4 + 0.5**3 + 1, 0.5**4, 0.5**2]
+    assert Faded(keep=0.5).rank(seen)[0] == pytest.approx(weight, abs=1e-6)
+    assert Faded(keep=0.5, peak=True).rank(seen)[0] == pytest.approx([2.0, 2 * 0.5**4, 0.5**2], abs=1e-6)
+    mixed = [0.75 * r + 0.25 * w for r, w in zip(reads, weight)]
+    assert Faded(keep=0.5, blend=0.25).rank(seen)[0] == pytest.approx(mixed, abs=1e-6)
+
+
+def test_a_page_waits_as_long_as_it_has_waited_where_that_is_longer():
+    seen = Ledger(demand_of([[[0], *[[1]] * 70]]), scope="model")
+    for _ in range(71):
+        seen.observe()
+    rank = Rhythm().rank(seen)[0]
+    assert rank[0] == -70 and rank[1] == pytest.approx(-1, abs=1e-6)
 
 
 def demand_of(wants):

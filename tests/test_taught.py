@@ -61,6 +61,26 @@ def test_a_network_of_another_shape_is_refused():
         Learned(outer=np.zeros(3))
 
 
+def test_a_network_scores_what_it_is_given():
+    log = Demand.from_lists([[[0, 1], [1], []], [[1], [], [0]]], layer=[0, 2], created=[-1, -1, -1])
+    seen = Ledger(log, scope="model")
+    for _ in range(3):
+        seen.observe()
+    items, values = features(seen)
+    born, depth = FEATURES.index("born"), FEATURES.index("depth")
+    assert values[depth].tolist() == [0, 0, 1, 1] and items.tolist() == [0, 1, 3, 4]
+    weight = [1.0 * 0.8**2, 2.0 * 0.8**2 + 1.0 * 0.8, 1.0, 1.0 * 0.8**2]
+    assert np.exp(values[FEATURES.index("weight_80")]) - 1e-5 == pytest.approx(weight, abs=1e-5)
+    inner, outer = np.zeros((16, 32), np.float32), np.zeros(32, np.float32)
+    inner[born, 0], inner[depth, 1], outer[0], outer[1] = 0.5, 1.0, 2.0, 4.0
+    mean, scale, bias = np.full(16, 0.25, np.float32), np.full(16, 2.0, np.float32), np.full(32, 0.125, np.float32)
+    rank = Learned(mean=mean, scale=scale, inner=inner, inner_bias=bias, outer=outer).rank(seen)
+    x = (values - 0.25) / 2
+    by_hand = 2 * np.tanh(0.5 * x[born] + 0.125) + 4 * np.tanh(x[depth] + 0.125)
+    assert rank.reshape(-1)[items] == pytest.approx(by_hand, rel=1e-5)
+    assert np.isneginf(np.delete(rank.reshape(-1), items)).all()
+
+
 # LeCaR
 
 
@@ -73,6 +93,37 @@ def test_lecar_trusts_the_expert_that_is_right():
     weights = seen.running("lecar", lambda: None)[0]
     assert weights.sum() == pytest.approx(1.0)
     assert weights[1] > 0.6  # frequency: 0 and 1 come back, the others never
+
+
+def test_lecar_takes_from_an_expert_what_it_alone_would_miss():
+    seen = Ledger(Demand.from_lists([[[0], [0], [1], [0]]]), scope="head")
+    rule, ranks = LeCaR(budget=1, scope="head"), []
+    for _ in range(4):
+        seen.observe()
+        ranks.append(rule.rank(seen)[0])
+    wrong, right = np.exp(-0.45), 1.0
+    first, second = np.array([wrong, right]) / (wrong + right)
+    assert seen.running("lecar", lambda: None)[0] == pytest.approx([first, second])
+    assert ranks[2] == pytest.approx([-2, -2])  # each expert's first page, half of the room for each
+    assert ranks[3] == pytest.approx([-1 / second, -2 / second])  # both put 0 first now; of 1, frequency asks more
+
+
+def test_no_expert_is_forgotten():
+    log = Demand.from_lists([[[0], *([0] if t % 2 else [1 + t // 2] for t in range(80))]])
+    seen = Ledger(log, scope="model")
+    for _ in range(81):
+        seen.observe()
+        LeCaR(budget=1).rank(seen)
+    assert seen.running("lecar", lambda: None)[0][0] == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_a_page_that_two_heads_share_a_budget_for_is_held_by_one():
+    seen = Ledger(Demand.from_lists([[[0], [], [0]], [[], [0], []]]), scope="model")
+    for _ in range(2):
+        seen.observe()
+    _, places, held = LeCaR(budget=1)._now(seen, np.full(2, 0.5))
+    assert places[0].reshape(-1).tolist() == [1, 0] and held.all()  # two heads, a page each, in one pool
+    assert LeCaR(budget=1, scope="head")._now(seen, np.full(2, 0.5))[1][0].reshape(-1).tolist() == [0, 0]
 
 
 # teaching
