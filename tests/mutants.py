@@ -42,29 +42,85 @@ TESTED = {
     "policies/policy": ("test_golden.py", "test_policies.py"),
 }  # fmt: skip
 # Survivors that no test can notice: (module, line as it was, changed) and why.
+NEGATIVE = "numpy takes any negative size for the one to be worked out"
+UNREAD = "one more bound, row or layer at the end, that nothing reads"
+BLOCKS = "a log is read whole or a few heads at a time: the same numbers in more memory or less"
 EXPLAINED: dict[tuple[str, str, str], str] = {
     (
         "simulation/match",
         "rising = np.concatenate([np.diff(ours.memory) > 1e-9, [True]])  # of points with one memory, the last",
         "np.diff(ours.memory) >= 1e-09",
     ): "memories are whole pages over a number of steps, so none lie a billionth of a page apart",
-    (
-        "simulation/simulate",
-        "rank = np.ascontiguousarray(ranked(policy, seen), np.float64).reshape(-1)",
-        "-2",
-    ): "numpy takes any negative size for the one to be worked out",
-    (
-        "policies/classic",
-        "alone = True",
-        "alone = False",
-    ): "a log is then read whole and not a few heads at a time: the same numbers in more memory",
     **{
-        ("simulation/simulate", was, "groups.max() + 3"): "one more bound at the end, that nothing reads"
+        ("simulation/simulate", was, "groups.max() + 3"): UNREAD
         for was in (
             "member_start = np.searchsorted(groups[members], np.arange(groups.max() + 2))",
             "start = np.searchsorted(groups[head[best]], np.arange(groups.max() + 2))",
         )
     },
+    ("policies/offload", "layers = np.arange(seen.layer.max() + 1)", "seen.layer.max() + 2"): UNREAD,
+    (
+        "policies/offload",
+        "common, mean = np.zeros((1, demand.n_steps - 1), np.int64), np.zeros(demand.n_heads)",
+        "(2, demand.n_steps - 1)",
+    ): UNREAD,
+    **{
+        (module, was, "-2"): NEGATIVE
+        for module, was in (
+            ("simulation/simulate", "rank = np.ascontiguousarray(ranked(policy, seen), np.float64).reshape(-1)"),
+            ("policies/learned", "out[-5] = np.log1p(seen.step - seen.born.reshape(-1)[items])"),
+            ("policies/pooled", "out[7], out[8] = before.reshape(-1)[items], near.reshape(-1)[items]"),
+            (
+                "policies/experts",
+                "places = np.stack([_places(order.reshape(1, -1)).reshape(order.shape) for order in orders])",
+            ),
+        )
+    },
+    ("policies/classic", "alone = True", "alone = False"): BLOCKS,
+    ("policies/policy", "alone: ClassVar[bool] = False", "alone: ClassVar[bool] = True"): BLOCKS,
+    ("policies/pooled", "self.last = np.full(shape, -1, np.int32)", "-2"): "asked only whether it is negative",
+    (
+        "policies/experts",
+        "orders = [np.where(seen.known, score, -1) for score in (seen.recency, seen.reads)]",
+        "-2",
+    ): "below every score either way",
+    (
+        "policies/experts",
+        'weights, places, _ = seen.running("lecar", lambda: self._now(seen, np.full(2, 0.5)), self._learn(seen))',
+        "np.full(2, 1.5)",
+    ): "only the ratio of the two weights counts",
+    (
+        "policies/history",
+        'weight if self.blend == 1.0 else (1 - self.blend) * seen.decayed("reads", self.keep) + self.blend * weight',
+        "self.blend == 2.0",
+    ): "the blend of 1 comes to the same, by a longer way",
+    **{
+        (
+            "policies/hetero",
+            was,
+            changed,
+        ): "only the ratio of the needs counts, and where no head is small none is asked"
+        for was, changed in (
+            (
+                "need = 1.0 / np.maximum(np.asarray(self.steady), 0.05)",
+                "2.0 / np.maximum(np.asarray(self.steady), 0.05)",
+            ),
+            (
+                "return np.where(small, need / need[small].mean() if small.any() else 1.0, np.inf)",
+                "need / need[small].mean() if small.any() else 2.0",
+            ),
+        )
+    },
+    (
+        "policies/hetero",
+        "steady, alike = (np.mean(part, axis=0) for part in zip(*found, strict=True))",
+        "strict=False",
+    ): "every log gives a pair",
+    (
+        "policies/compress",
+        "first = np.where(prompt & (np.cumsum(prompt[::-1])[::-1] * seen.page_tokens <= self.rows), np.inf, 0)",
+        "np.where(prompt & (np.cumsum(prompt[::-1])[::-1] * seen.page_tokens <= self.rows), np.inf, 1)",
+    ): "one more for every page alike",
 }
 SWAPS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -149,6 +149,39 @@ def test_a_wrong_setting_is_named():
             POLICIES["reactive"].but(**changes)
 
 
+def test_a_floor_may_be_a_whole_share_and_no_more():
+    assert POLICIES["pooled"].but(floor=1.0).floor == 1.0
+    with pytest.raises(InputError, match="floor"):
+        POLICIES["pooled"].but(floor=1.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [("reactive", "decode"), ("duoattention", "offline"), ("snapkv", "prefill"), ("streamingllm", "decode")],
+)
+def test_a_policy_says_when_it_decides(name, when):
+    assert POLICIES[name].when == when
+
+
+def test_what_was_calibrated_on_other_logs_is_no_upper_bound():
+    other = random_demand(np.random.default_rng(3), "warm")
+    assert POLICIES["reactive"].held_out(other) is POLICIES["reactive"]
+    duo = POLICIES["duoattention"]
+    fitted = duo.held_out(other)
+    assert duo.offline and not fitted.offline and fitted != duo.but(offline=False)
+    assert {name for name, policy in POLICIES.items() if policy.offline} >= {"optimum", "duoattention", "frozen"}
+    assert not Policy().offline
+
+
+def test_wants_are_those_of_the_present_step_unless_another_is_named():
+    seen = Ledger(Demand.from_lists([[[1], [0, 2]]]))
+    seen.observe()
+    seen.observe()
+    assert seen.wants()[1].tolist() == seen.wants(1)[1].tolist() == [0, 2] and seen.wants(0)[1].tolist() == [1]
+    with pytest.raises(InputError, match="yet to come"):
+        seen.wants(2)
+
+
 def test_decayed_sums_do_not_depend_on_when_they_are_asked_for():
     demand = random_demand(np.random.default_rng(10), "cold")
     often, once = Ledger(demand), Ledger(demand)

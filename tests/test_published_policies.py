@@ -14,7 +14,7 @@ from wakekv.errors import InputError
 from wakekv.logs.demand import Demand, demand
 from wakekv.policies import POLICIES, Ledger
 from wakekv.policies.hetero import ALONE, HeteroCache, leaders, overlaps
-from wakekv.policies.offload import instability
+from wakekv.policies.offload import adjacent_jaccard, instability
 from wakekv.policies.order import interleave, newest_first, places
 from wakekv.policies.roles import echo_scores, far_weight, needle_scores, spans
 from wakekv.simulation.simulate import Curves, curves, replay
@@ -129,6 +129,10 @@ def test_places_are_a_sort_with_ties_to_the_later_page(scores):
     assert [int(place[p]) for p in order] == list(range(len(scores)))
 
 
+def test_small_scores_are_told_apart_and_zeros_are_not():
+    assert places(np.array([[2e-9, 1e-9], [0.0, -0.0]]), np.ones((2, 2), bool)).tolist() == [[0, 1], [1, 0]]
+
+
 @given(st.integers(1, 40))
 def test_an_interleaved_order_gives_each_its_part_at_every_budget(budget):
     among = np.ones((1, 100), bool)
@@ -192,6 +196,18 @@ def test_lava_and_cake_give_layers_with_spread_attention_more():
     assert alike.tolist() == [1.0, 1.0]
 
 
+def test_cake_weighs_spread_and_shift_as_its_formulas_say():
+    rows = np.array([[[0.5, 0.3, 0.2, 0.0], [0.7, 0.1, 0.2, 0.0]], [[0.9, 0.1, 0.0, 0.0], [0.1, 0.8, 0.1, 0.0]]])
+    seen, policy = Ledger(prompted(rows, layer=[0, 1]), "prompt"), POLICIES["cake"]
+    mean, var = rows.mean(1), rows.var(1)
+    entropy = [-sum(p * np.log(p) for p in head if p > 0) for head in mean]
+    value = np.sqrt(entropy) * var.sum(1) ** 4
+    assert policy.but(tau=2.0, shift_tau=0.25).share(seen) == pytest.approx(value / value.mean(), rel=1e-4)
+    rank = policy.rank(seen)
+    assert rank[:, :2] == pytest.approx((mean + 200 * var)[:, :2], rel=1e-4)
+    assert np.isinf(rank[:, 2:]).all(), "the last 32 tokens stay"
+
+
 def test_cake_keeps_what_shifts_over_what_is_steady_and_goes_on_evicting():
     steady, shifting = 0.3, (0.0, 0.5)
     log = prompted([[[steady, shifting[i % 2], 0.0, 0.0] for i in range(32)]], n_decoded=3)
@@ -233,6 +249,8 @@ def test_spindlekv_as_retold_gives_up_the_page_whose_largest_weight_of_late_is_s
         seen.observe()
     assert np.allclose(policy.rank(seen)[3], [0.0, 0.3, 0.2, 0.5])
     assert policy.share(seen).tolist() == [np.inf, np.inf, 1, 1]  # the first third merges instead
+    three = Ledger(Demand.from_lists(wants[:3], layer=[0, 1, 2]))
+    assert policy.share(three).tolist() == [np.inf, 1, 1]
 
 
 def test_rkv_keeps_the_latest_of_three_alike_and_all_that_differ():
@@ -292,6 +310,16 @@ def test_gkv_remembers_what_mattered_at_an_earlier_pruning():
             rank = policy.rank(seen)[0]
         assert rank[3] == np.inf and np.isclose(rank[0], 0.8) and np.isclose(rank[1], later)
         assert rank[:2].argmax() == winner
+
+
+def test_gkv_takes_off_what_other_pages_say_too():
+    keys = np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2]][None]  # pages 0, 1, 2 alike; page 4 is the window
+    seen = Ledger(Demand.from_lists([[{0: 0.2, 1: 0.4, 2: 0.1, 3: 0.3, 4: 0.05}]], key_means=keys))
+    seen.observe()
+    rank = POLICIES["gkv"].but(every=1, rows=1, lam=0.25).rank(seen)[0]
+    twin = np.exp([2 / 4, 1 / 4, 0, 0])  # cosines left, as in R-KV's test: 0<-1, 0<-2, 1<-0
+    assert rank[4] == np.inf
+    assert rank[:4] == pytest.approx(0.25 * np.array([0.5, 1, 0.25, 0.75]) - 0.75 * twin / twin.max())
 
 
 def test_gkv_blend_weighs_the_largest_weight_and_how_often_it_was_wanted():
@@ -396,6 +424,26 @@ def test_arkvale_keeps_the_pages_that_the_layer_reads():
     assert kept(log, POLICIES["reactive"], 1, head=0) == {2}
 
 
+def test_a_page_decoded_at_the_first_step_is_decoded():
+    log = prompted([[[1, 1, 1, 1]] * 32], n_decoded=2, wants=[[[0, 4], [1, 5]]], first_touch="warm")
+    seen = Ledger(log)
+    for _ in range(2):
+        seen.observe()
+    assert np.isinf(POLICIES["shadowkv"].rank(seen)[0]).tolist() == [False, False, True, True, True, True]
+
+
+def test_steps_at_which_a_head_wants_nothing_have_no_overlap():
+    log = Demand.from_lists([[[0, 1], [0], [], [], [2]], [[], [], [], [], []]])
+    assert adjacent_jaccard(log).tolist() == [pytest.approx((1 / 2 + 0 + 0) / 3), 0.0]
+
+
+def test_chance_is_over_the_pages_that_there_are_and_a_chunk_is_16_steps():
+    log = Demand.from_lists([[[0, 1]] * 2 + [[0, 2]] * 16], created=[-1, -1, 1, 17])
+    overlap = [(1 - 2 / 3) / (1 - 2 / 3)] + [max(0.0, (0.5 - 2 / 3) / (1 - 2 / 3))] * 14
+    found = instability(log)
+    assert found[0] == pytest.approx([1 - np.mean(overlap), 0.0]) and found.shape == (1, 2)
+
+
 def test_shadowkv_never_lets_go_of_what_was_decoded():
     log = prompted([[[1, 1, 1, 1]] * 32], n_decoded=4, wants=[[[0, 4], [1, 5], [0, 6], [1, 7]]], first_touch="warm")
     assert kept(log, POLICIES["shadowkv"], 5) >= {4, 5, 6, 7}
@@ -475,6 +523,20 @@ def test_heterocache_measures_overlap_with_the_prompt_and_between_heads():
     log = prompted(rows, wants=[[[0, 1]] * 4, [[0, 1], [0, 1], [0, 2], [2, 3]]])
     steady, alike = overlaps(log)
     assert np.allclose(steady, [1.0, 0.25]) and np.allclose(alike[0], [1.0, (1 + 1 + 0.5 + 0) / 4])
+
+
+def test_heterocache_reloads_at_every_so_many_steps_and_not_between():
+    pivot = [[0, 1]] + [[2, 3]] * 4
+    log = prompted([[[9, 8, 1, 1]] * 2] * 2, wants=[pivot, [[0]] * 5], n_steps=5, first_touch="warm")
+    policy = HeteroCache(leader=(0, 0), steady=(1.0, 1.0), every=4)
+    assert [kept(log, policy, 2, step=t, head=1) for t in range(5)] == [{0, 1}] * 3 + [{2, 3}] * 2
+
+
+def test_what_was_fitted_is_not_printed_with_every_head():
+    log = random_demand(np.random.default_rng(0), "warm", n_heads=4)
+    log = dataclasses.replace(log, prompt_rows=np.ones((4, 2, log.n_pages), np.float32))
+    for name in ("frozen", "flexicache", "heterocache"):
+        assert "(" not in repr(POLICIES[name].fit(log)).split("(", 1)[1], name
 
 
 def test_heterocache_reloads_the_satellites_when_their_pivot_drifts():

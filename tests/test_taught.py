@@ -32,7 +32,7 @@ def orders(wants):
 
 
 def test_features_say_what_they_are_named_after():
-    log = Demand.from_lists([[[0, 1]] + [[1]] * (AWAY + 1) + [[0], [2]]], created=[-1, -1, AWAY + 3])
+    log = Demand.from_lists([[[0, 1]] + [[1]] * (AWAY + 1) + [[0], [2]]], created=[-1, 0, AWAY + 3])
     seen = Ledger(log, scope="model")
     for _ in range(AWAY + 4):
         seen.observe()
@@ -41,8 +41,20 @@ def test_features_say_what_they_are_named_after():
     assert len(FEATURES) == 16 and items.tolist() == [0, 1, 2]
     assert np.expm1(of["returns"]) == pytest.approx([1, 0, 0], abs=1e-5)
     assert np.expm1(of["born"]) == pytest.approx([AWAY + 3, AWAY + 3, 0], abs=1e-4)
-    assert of["generated"].tolist() == [0, 0, 1]
+    assert of["generated"].tolist() == [0, 1, 1]
     assert of["weight_80"].argmin() != 2 and np.isfinite(values).all()
+
+
+@pytest.mark.parametrize(("gap", "returns"), [(AWAY - 1, 0), (AWAY, 1)])
+def test_a_page_has_returned_if_it_was_away_long_enough(gap, returns):
+    seen = Ledger(Demand.from_lists([[[0]] + [[1]] * (gap - 1) + [[0]]]), scope="model")
+    for _ in range(gap + 1):
+        seen.observe()
+    assert np.expm1(features(seen)[1][FEATURES.index("returns")]) == pytest.approx([returns, 0], abs=1e-5)
+
+
+def test_a_network_is_not_printed_with_its_numbers():
+    assert len(repr(Learned())) < 200
 
 
 @pytest.mark.parametrize("rule", [LeCaR(budget=4), LeCaR(budget=4, scope="head"), "taught"])
@@ -106,6 +118,19 @@ def test_lecar_takes_from_an_expert_what_it_alone_would_miss():
     assert seen.running("lecar", lambda: None)[0] == pytest.approx([first, second])
     assert ranks[2] == pytest.approx([-2, -2])  # each expert's first page, half of the room for each
     assert ranks[3] == pytest.approx([-1 / second, -2 / second])  # both put 0 first now; of 1, frequency asks more
+
+
+def test_regret_is_a_share_of_the_wants_and_first_reads_are_none():
+    steps = [[0], [0], [], [2], [0, 3]]
+    seen = Ledger(Demand.from_lists([steps], created=[-1, -1, 2, 4], first_touch="warm"), scope="head")
+    said = []
+    for _ in steps:
+        seen.observe()
+        LeCaR(budget=1, scope="head").rank(seen)
+        said.append(seen.running("lecar", lambda: None)[0][0])
+    assert said[:4] == [0.5] * 4  # recency alone held page 2, and its first read is nobody's miss
+    wrong = np.exp(-0.45 / 2)  # of the last step's two wants recency alone had lost one, page 0
+    assert said[4] == pytest.approx(wrong / (wrong + 1))
 
 
 def test_no_expert_is_forgotten():
