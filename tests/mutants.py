@@ -68,6 +68,10 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         (module, was, "-2"): NEGATIVE
         for module, was in (
             ("simulation/simulate", "rank = np.ascontiguousarray(ranked(policy, seen), np.float64).reshape(-1)"),
+            (
+                "policies/roles",
+                'return tuple((score if unit == "head" else score.reshape(-1, trace.group).max(1)).tolist())',
+            ),
             ("policies/learned", "out[-5] = np.log1p(seen.step - seen.born.reshape(-1)[items])"),
             ("policies/pooled", "out[7], out[8] = before.reshape(-1)[items], near.reshape(-1)[items]"),
             (
@@ -116,6 +120,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "steady, alike = (np.mean(part, axis=0) for part in zip(*found, strict=True))",
         "strict=False",
     ): "every log gives a pair",
+    (
+        "policies/roles",
+        "return self if self.scores is not None else self.but(scores=far_weight(demands, 4, self.rows))",
+        "far_weight(demands, 5, self.rows)",
+    ): "four tokens or five, both are the first page",
     (
         "policies/compress",
         "first = np.where(prompt & (np.cumsum(prompt[::-1])[::-1] * seen.page_tokens <= self.rows), np.inf, 0)",

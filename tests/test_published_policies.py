@@ -498,11 +498,11 @@ def test_probes_find_heads_by_tokens(make_trace):
     positions = np.tile(np.array([0, 2, 3, 4], trace.positions.dtype), (4, 2, 1))
     weights = np.zeros((4, 2, 4), np.float16)
     weights[0, :, 1] = 1.0  # position 2: the needle, and an earlier 7
-    weights[1, :, 2] = 1.0  # position 3: the needle, and what followed that 7
+    weights[1, :, 2] = 1.0, 0.75  # position 3: the needle, and what followed that 7; a 9 comes after it
     weights[2, :, 0] = 1.0  # position 0: neither
     weights[3, 0, 0], weights[3, 0, 3] = 0.25, 0.5  # position 4: an earlier 9, fed at step 1, where its weight is 0
     trace = dataclasses.replace(trace, tokens=tokens, positions=positions, weights=weights)
-    assert np.allclose(needle_scores(trace), [0.5, 0.5, 0.0, 0.0]), "one of two heaviest, over two needle tokens"
+    assert np.allclose(needle_scores(trace), [0.5, 0.4375, 0.0, 0.0]), "one of two heaviest, over two needle tokens"
     assert np.allclose(echo_scores(trace), [0.5, 0.5, 0.0, 0.0]), "at step 0 only"
     assert np.allclose(needle_scores(trace, "kv_head"), [0.5, 0.0])
     with pytest.raises(InputError, match="needle"):
@@ -535,7 +535,7 @@ def test_heterocache_reloads_at_every_so_many_steps_and_not_between():
 def test_what_was_fitted_is_not_printed_with_every_head():
     log = random_demand(np.random.default_rng(0), "warm", n_heads=4)
     log = dataclasses.replace(log, prompt_rows=np.ones((4, 2, log.n_pages), np.float32))
-    for name in ("frozen", "flexicache", "heterocache"):
+    for name in ("frozen", "flexicache", "heterocache", "duoattention", "headkv"):
         assert "(" not in repr(POLICIES[name].fit(log)).split("(", 1)[1], name
 
 
