@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_simulate import cycle, random_demand
 
 from wakekv.errors import InputError
 from wakekv.logs.demand import Demand
 from wakekv.policies import POLICIES, Ledger, Policy
+from wakekv.policies.offload import adjacent_jaccard
 from wakekv.simulation.simulate import curves, replay
 
 FOR_EACH = pytest.mark.parametrize("name", POLICIES)
@@ -96,6 +97,7 @@ def test_heads_in_another_order_miss_the_same(name, seed, order):
     weight = rng.permutation(demand.n_wants).astype(np.float32) + 1  # no two alike, so that no place settles a tie
     weight = weight[np.lexsort((weight, demand.step_of, demand.head_of))]
     demand = replace(demand, weight=weight, page_tokens=128)
+    assume(name != "frozen" or len(set(adjacent_jaccard(demand))) == 6)  # of heads as restless the first stay whole
     whole, moved = curves(demand, POLICIES[name]), curves(demand.select(heads=order), POLICIES[name])
     assert (whole.head_misses[order] == moved.head_misses).all()
     for count in ("misses", "fetched", "mean_pages", "peak_pages", "stall_steps"):

@@ -213,6 +213,15 @@ def test_the_sequential_convention_is_an_ordered_dict(first_touch):
             )
 
 
+@pytest.mark.parametrize("first_touch", ["cold", "warm"])
+@pytest.mark.parametrize("name", ["reactive", "evict"])
+def test_the_sequential_definition_gives_what_one_pass_gives(name, first_touch):
+    for demand, _ in zip(demands(17, first_touch), range(20), strict=False):
+        whole = curves(demand, POLICIES[name], convention="sequential")
+        for budget in whole.budgets:
+            assert_same(whole.at([budget]), replay(demand, POLICIES[name], budget, convention="sequential"), name)
+
+
 def test_batch_and_sequential_agree_when_a_step_wants_one_page():
     demand = cycle(5, 40)
     for name in ("reactive", "evict"):
