@@ -32,7 +32,7 @@ TESTED = {
     "simulation/match": ("test_match.py",),
     "simulation/simulate": ("test_simulate.py",),
     "policies/ledger": ("test_golden.py", "test_policies.py"),
-    "policies/classic": ("test_published_policies.py", "test_blocks.py", "test_policies.py"),
+    "policies/classic": ("test_golden.py", "test_published_policies.py", "test_blocks.py", "test_policies.py"),
     **{f"policies/{name}": ("test_golden.py", "test_published_policies.py", "test_policies.py")
        for name in ("compress", "offload", "allocate", "hetero", "roles", "order", "spindle")},
     "policies/pooled": ("test_golden.py", "test_beyond.py", "test_policies.py"),
@@ -82,6 +82,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     },
     ("policies/classic", "alone = True", "alone = False"): BLOCKS,
     ("policies/policy", "alone: ClassVar[bool] = False", "alone: ClassVar[bool] = True"): BLOCKS,
+    ("policies/classic", "every: int = 0", "every: int = 1"): "with room for every page there is nothing to give up",
     ("policies/pooled", "self.last = np.full(shape, -1, np.int32)", "-2"): "asked only whether it is negative",
     (
         "policies/experts",
