@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from wakekv import stats
+from wakekv.drawing.labels import place
 from wakekv.drawing.picture import BLACK, BLUE, GREY, ORANGE, PINK, Picture, canvas, styled
 from wakekv.drawing.pooled import PAPER, bar, colours_of, legend, of, panels, signal_style
 from wakekv.heads.bursts import NULLS, SHARES, top_steps
@@ -65,13 +65,13 @@ def burst_steps(many: Sequence[Pool], numbers: pd.DataFrame, data: Mapping) -> P
 
 
 @styled
-def token_markers(many: Sequence[Pool], numbers: pd.DataFrame, named: int = 4) -> Picture:
+def token_markers(many: Sequence[Pool], numbers: pd.DataFrame, named: int = 4, most: int = 12) -> Picture:
     """Every token id tested: how often it was emitted, and how often a head woke right after it.
 
-    numbers: `pools.tokens`. Above the curve the two-proportion test with Bonferroni calls a token a marker; the `named`
-    likeliest are written out.
+    numbers: `pools.tokens`. Above the curve the two-proportion test with Bonferroni calls a token a marker; markers are
+    written out, at `most` that many of a panel, and of other tokens the likeliest up to `named` words.
     """
-    kept = counted(many)
+    kept, labels = counted(many), {}
     figure, grid = panels(kept, 2.4)
     for (axes,), pool in zip(grid, kept):
         own = of(numbers, pool)
@@ -87,20 +87,26 @@ def token_markers(many: Sequence[Pool], numbers: pd.DataFrame, named: int = 4) -
         axes.plot(*_needed(*first[["n_discovery", "base_rate", "family"]], own["n"].max()), color=BLACK, linewidth=0.9)
         axes.plot(own["n"], own["rate"], "o", color=BLUE, alpha=0.5, markeredgewidth=0)
         axes.plot(found["n"], found["rate"], "o", color=ORANGE)
-        best = own[own["hits"] > 0].head(named)
-        for row, above in zip(best.itertuples(), best.groupby(["n", "hits"]).cumcount()):  # words of one dot in a pile
-            where = {"xytext": (4, 3 + 6 * above), "textcoords": "offset points", "zorder": 5}
-            where["path_effects"] = [withStroke(linewidth=2, foreground="white")]  # legible on the curve
-            axes.annotate(repr(row.said), (row.n, row.rate), fontsize=6, **where)
+        others = own[~own["marker"] & (own["hits"] > 0)].head(max(0, named - len(found)))
+        best = pd.concat([found.head(most), others])
+        labels[axes] = [(seen(row.said), row.n, row.rate) for row in best.itertuples()]
         axes.set(xscale="log", ylim=(-0.04, None))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else ""))
     looks = {"token": {"color": BLUE, "marker": "o", "alpha": 0.5, "linestyle": ""}}
     looks |= {"marker": {"color": ORANGE, "marker": "o", "linestyle": ""}}
     looks |= {f"rate needed at this count (Bonferroni, {ALPHA:g})": {"color": BLACK, "linewidth": 0.9}}
-    legend(figure, looks | {"rate after any token": {"color": GREY, "linestyle": ":"}})
+    looks |= {"rate after any token": {"color": GREY, "linestyle": ":"}}
+    blanks = any("␣" in text for some in labels.values() for text, *_ in some)
+    legend(figure, looks | ({"␣: a space": {"linestyle": ""}} if blanks else {}))
+    place(figure, labels, size=7)
     says = f"Tokens and how often a head wakes after them: {int(numbers['marker'].sum())} markers"
     return Picture(figure, numbers, says)
+
+
+def seen(said: str) -> str:
+    """A token as a label: in quotes, each space as a sign that can be seen, other blanks as they are escaped."""
+    return f"“{repr(said)[1:-1].replace(' ', '␣')}”"
 
 
 @styled

@@ -8,14 +8,15 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 
 from wakekv import tables
+from wakekv.drawing.labels import SIDES, Label, place
 from wakekv.drawing.picture import Picture, canvas, policy_style, round_numbers, styled
 from wakekv.errors import InputError
 from wakekv.simulation.study import PAPER, Study
 
 BUDGETS = (8, 16, 32, 64)  # the paper's
+BELOW = sorted(SIDES, key=lambda side: (side[1] == "above", side[0] == "right"))  # of a falling curve: left, and below
 
 
 @styled
@@ -43,14 +44,15 @@ def miss_curves(
     grid = figure.subplots(height, width, squeeze=False, sharey=True)
     for axes in grid.flat:
         axes.set_visible(False)
-    place = grid if shape[1] > 1 else grid.T
-    shown = []
+    panels = grid if shape[1] > 1 else grid.T
+    shown, labels = [], {}
     for i, regime in enumerate(rows):
         for j, study in enumerate(ours[regime]):
-            shown.append(_ours(place[i, j], study, policies, budgets, resamples))
+            table, labels[panels[i, j]] = _ours(panels[i, j], study, policies, budgets, resamples)
+            shown.append(table)
         for j, points in enumerate(theirs[regime]):
             shown.append(points)
-            _published(place[i, n_ours + j], points)
+            _published(panels[i, n_ours + j], points)
     grid[0, 0].set_ylim(-0.02, None)
     grid[0, 0].text(0.02, 0.03, "↙ better", transform=grid[0, 0].transAxes, fontsize=7, color="0.3")
     for axes in grid[:, 0]:
@@ -58,6 +60,7 @@ def miss_curves(
     for column in grid.T:
         [axes for axes in column if axes.get_visible()][-1].set_xlabel("resident pages, all heads (mean)")
     _legend(figure, policies)
+    place(figure, labels, sides=BELOW)
     return Picture(figure, pd.concat(shown, ignore_index=True), "Miss rate against memory of " + ", ".join(policies))
 
 
@@ -100,8 +103,8 @@ def stamp(studies: Sequence[Study]) -> str:
     )
 
 
-def _ours(axes, study: Study, policies, budgets, resamples) -> pd.DataFrame:
-    """One study's panel: every budget as a line, its interval as a band, some budgets marked."""
+def _ours(axes, study: Study, policies, budgets, resamples) -> tuple[pd.DataFrame, list[Label]]:
+    """One study's panel: every budget as a line, its interval as a band, some budgets marked; and labels for those."""
     axes.set_visible(True)
     table = tables.rates(study, policies, None, resamples).drop(columns=["unit", "method"])
     for policy, curve in table.groupby("policy", sort=False):
@@ -120,14 +123,9 @@ def _ours(axes, study: Study, policies, budgets, resamples) -> pd.DataFrame:
     smallest = reactive.at([max(1, min(budgets) // 2)]).memory[0]
     _axis(axes, smallest, study.curve("full").memory[0] if "full" in policies else reactive.memory[-1])
     marked = reactive.at(budgets)
-    halo = [withStroke(linewidth=2, foreground="white")]
-    for budget, *point in zip(marked.budgets, marked.memory, marked.rate):
-        label = f"B = {budget}" if budget == min(budgets) else f"{budget}"
-        drop, side = (-2.5, "top") if point[1] > 0.06 else (3, "bottom")  # not onto the axis
-        place = {"textcoords": "offset points", "ha": "right", "va": side, "path_effects": halo}
-        axes.annotate(label, point, (-3, drop), fontsize=6, **place)
+    named = [f"B = {budget}" if budget == min(budgets) else f"{budget}" for budget in marked.budgets]
     axes.set_title(f"{study.name}, n = {study.n_prompts}")
-    return table
+    return table, list(zip(named, marked.memory, marked.rate))
 
 
 def _published(axes, points: pd.DataFrame) -> None:

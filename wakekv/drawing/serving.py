@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
+from wakekv.drawing.labels import Label, place
 from wakekv.drawing.picture import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, Picture, canvas, styled
 from wakekv.tables import served
 
@@ -24,46 +27,83 @@ def engine_front(found: Mapping[str, Mapping], published: Sequence[Mapping]) -> 
     in % of its own, where questions were asked; bars reach over the repeats."""
     ours = served.rates(found)
     ours["answers"] = 100 * ours["points"].astype(float) / ours["full_points"].astype(float)
-    figure = canvas(10, 3.6, served.about(found))
-    left, *rest = figure.subplots(1, 3)
-    theirs = pd.DataFrame(published)
+    figure = canvas(11.5, 3.8, served.about(found))
+    left, *rest = figure.subplots(1, 3, width_ratios=(4, 6, 4))
+    theirs, labels = pd.DataFrame(published), {}
     reactive = theirs[theirs["config"] == "reactive"]
     left.plot(reactive["longbench_pct"], reactive["speedup"], color=GREY, marker="o", markerfacecolor="white")
     left.plot([100], [1], color=BLUE, marker="D", ls="")
-    for row in theirs.itertuples():
-        said = "FlexiCache, R = 16" if row.config != "reactive" else f"R = {row.rerank}"
-        _label(left, said, row.longbench_pct, row.speedup, row.config != "reactive")
+    said = ["FlexiCache, R = 16" if row.config != "reactive" else f"R = {row.rerank}" for row in theirs.itertuples()]
+    labels[left] = list(zip(said, theirs["longbench_pct"], theirs["speedup"]))
     left.set(title="published: Mistral-7B, one A30", xlabel="LongBench, % of stock FlexiCache")
     left.set_ylabel("tokens a second over stock FlexiCache's")
-    labels = {"kl": "KL from the dense engine, nats a token (left is better)"}
-    labels["answers"] = "answers, % of the dense engine's"
-    for axes, (x, label) in zip(rest, labels.items()):
-        _measured(axes, ours.dropna(subset=x), x)
+    whats = {"kl": "KL from the dense engine, nats a token (left is better)"}
+    whats["answers"] = "answers, % of the dense engine's"
+    for axes, (x, label) in zip(rest, whats.items()):
+        shown = ours.dropna(subset=x)
+        at = _beside(shown[x].astype(float))
+        labels[axes] = _measured(axes, shown.assign(at=at))
+        label += "\n(equal ones side by side)" if (at != shown[x]).any() else ""
         axes.set(title="measured here", xlabel=label)
     rest[0].set_ylabel("decode speed over the dense engine's")
     rest[1].invert_xaxis()  # as in the panel before it, left is better
+    inset, named = _stretched(rest[0], ours.dropna(subset="kl").assign(at=lambda rows: rows["kl"]))
+    if inset is not None:
+        labels[rest[0]], labels[inset] = [], named
     handles = [Line2D([], [], color=ORANGE, marker="o", label="reactive, by R")]
     handles += [Line2D([], [], color=c, marker=m, ls="", label=name) for name, (c, m) in LOOK.items() if name in found]
     figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    place(figure, labels, size=7)
     both = pd.concat([ours.assign(whose="measured"), theirs.assign(whose="published")], ignore_index=True)
     return Picture(figure, both, "Throughput against quality: as published on an A30, and as measured here")
 
 
-def _measured(axes: Axes, rows: pd.DataFrame, x: str) -> None:
-    line = rows[rows["configuration"].str.startswith("reactive")]
-    axes.plot(line[x], line["decode_cpu_vs_stock"], color=ORANGE, linewidth=1)
-    for i, row in enumerate(rows.to_dict("records")):
+def _measured(axes: Axes, rows: pd.DataFrame) -> list[Label]:
+    """The configurations at `at`, with bars; returns what to write beside them."""
+    line, labels = _by_rerank(rows), []
+    axes.plot(line["at"], line["decode_cpu_vs_stock"], color=ORANGE, linewidth=0.8, alpha=0.5)
+    for row in rows.to_dict("records"):
         colour, marker = LOOK.get(row["configuration"], (ORANGE, "o"))
         y, lo, hi = (row[f"decode_cpu_vs_stock{end}"] for end in ("", "_lo", "_hi"))
-        axes.errorbar([row[x]], [y], yerr=[[y - lo], [hi - y]], color=colour, marker=marker, ls="", capsize=2)
+        bars = {"capsize": 2, "elinewidth": 1}
+        axes.errorbar([row["at"]], [y], yerr=[[y - lo], [hi - y]], color=colour, marker=marker, ls="", **bars)
         if row["configuration"].startswith("reactive"):
-            _label(axes, row["configuration"].replace("reactive-r", "R = "), row[x], y, bool(i % 2))
+            labels.append((row["configuration"].replace("reactive-r", "R = "), row["at"], y))
     axes.axhline(1, color=GREY, linewidth=0.7)
+    return labels
 
 
-def _label(axes: Axes, said: str, x: float, y: float, before: bool) -> None:
-    side = {"xytext": (-5, 3), "ha": "right"} if before else {"xytext": (5, 3)}
-    axes.annotate(said, (x, y), textcoords="offset points", fontsize=7, **side)
+def _by_rerank(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["configuration"].str.startswith("reactive")]
+
+
+def _beside(x: pd.Series) -> pd.Series:
+    """Equal values a little apart, around where they are."""
+    equal = x.round(9)
+    place, many = equal.groupby(equal).cumcount(), equal.map(equal.value_counts())
+    return x + 0.035 * (x.max() - x.min()) * (place - (many - 1) / 2)
+
+
+def _stretched(axes: Axes, rows: pd.DataFrame) -> tuple[Axes | None, list[Label]]:
+    """Where the reactive ones crowd and there is room: they alone, drawn wider, at the same heights as in `axes`."""
+    line, every = _by_rerank(rows)["at"], rows["at"].sort_values().to_numpy()
+    span, gap = every[-1] - every[0], np.diff(every)
+    if len(line) < 2 or line.max() - line.min() > 0.15 * span or gap.max() < 0.5 * span:
+        return None, []
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.15 * (high - low), high + 0.1 * (high - low))
+    (low, high), (first, last) = axes.get_ylim(), axes.get_xlim()
+    start, end = ((every[gap.argmax() + i] - first) / (last - first) for i in (0, 1))
+    inset = axes.inset_axes([start + 0.1, 0.12, end - start - 0.17, 0.8], facecolor="#f7f7f7")
+    named = _measured(inset, rows[rows["configuration"].isin(_by_rerank(rows)["configuration"])])
+    edge = 0.12 * (line.max() - line.min())
+    inset.set(xlim=(line.min() - edge, line.max() + edge), yticks=[])
+    inset.set_ylim(low + 0.12 * (high - low), low + 0.92 * (high - low))
+    inset.set_title("the same, stretched", fontsize=7)
+    inset.spines[:].set(visible=True, color="0.6")
+    inset.xaxis.set_major_locator(MaxNLocator(4))
+    axes.indicate_inset_zoom(inset, edgecolor="0.6")
+    return inset, named
 
 
 @styled
