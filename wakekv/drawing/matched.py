@@ -118,7 +118,10 @@ def margins(
 
     Above zero reactive misses less. Line and band: mean over prompts, 95 % bootstrap; dots: `budgets`; thin lines:
     prompts. Diamonds: the paper's tables under linear matching, other models in the same regime. Crosses at the foot:
-    budgets at which nothing matches. published: the content of artifact/published.json; None leaves the diamonds out.
+    budgets at which nothing matches. Rings: losses of the prompts' pooled curves at `budgets`, which Table 1 counts.
+    Prompt by prompt such a point can be a tie: a pooled curve of reactive ends at the last budget that all prompts
+    have, where it holds less than a policy that keeps everything. published: the content of artifact/published.json;
+    None leaves the diamonds out.
     """
     if not studies:
         raise InputError("no study to draw: record logs of at least one model and regime")
@@ -138,17 +141,19 @@ def margins(
         axes.set_xlabel("the other's budget B (pages a head)")
     figure.supylabel("miss rate above reactive's at equal memory", fontsize=8)
     figure.align_ylabels(grid[:, 0])
-    handles = [Line2D([], [], color=c, marker="o", ls="", label=f"{who} misses less") for c, who in _MARGIN.items()]
+    handles = [Line2D([], [], color=c, marker="o", ls="", label=words) for c, words in _MARGIN.items()]
     handles += [Line2D([], [], color=c, label=words) for c, words in (("0.3", "mean"), ("0.75", "one prompt"))]
     handles += [Line2D([], [], color=BLACK, marker="x", ls="", label="nothing matches")]
+    handles += [Line2D([], [], label="pooled (Table 1), the other misses less", **_RING)]
     if published is not None:
         handles.append(Line2D([], [], label="published (other models)", **_DIAMOND))
-    figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(studies) < 5 else len(handles))
+    figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(studies) < 5 else -(-len(handles) // 2))
     says = f"Miss rate of {', '.join(policies)} above reactive's at equal memory, over all budgets"
     return Picture(figure, pd.concat(drawn, ignore_index=True), says)
 
 
-_MARGIN = {WIN: "reactive", LOSS: "the other"}
+_MARGIN = {WIN: "reactive misses less", LOSS: "the other misses less", TIE: "both the same"}
+_RING = {"color": LOSS, "marker": "o", "markerfacecolor": "none", "ls": "", "markersize": 7}
 _DIAMOND = {"color": BLACK, "marker": "D", "markerfacecolor": "white", "ls": "", "markersize": 4}
 
 
@@ -175,8 +180,10 @@ def _margin(axes, study: Study, policy: str, found, budgets: Sequence[int], resa
     mean, lo, hi = (table[name].to_numpy() for name in ("estimate", "lo", "hi"))
     for sign, colour in (1, WIN), (-1, LOSS):
         axes.fill_between(at, 0, mean, where=sign * mean >= 0, interpolate=True, color=colour, alpha=0.25, linewidth=0)
-        marked = np.isin(at, budgets) & (sign * mean > 0)
+        marked = np.isin(at, budgets) & (sign * mean > 1e-12)
         axes.plot(np.array(at)[marked], mean[marked], "o", color=colour, markersize=4, zorder=4)
+    same = np.isin(at, budgets) & np.isclose(mean, 0, atol=1e-12)
+    axes.plot(np.array(at)[same], mean[same], "o", color=TIE, markersize=4, zorder=4)
     axes.plot(at, mean, color="0.3", linewidth=1, zorder=3)
     axes.fill_between(at, lo, hi, color=GREY, alpha=0.3, linewidth=0, zorder=2)
     lost = np.isnan(mean)
@@ -184,6 +191,10 @@ def _margin(axes, study: Study, policy: str, found, budgets: Sequence[int], resa
     axes.plot(np.array(at)[lost], np.full(lost.sum(), 0.04), "x", color=BLACK, markersize=3, transform=floor)
     reasons = {p.budget: p.reason for tally in found.prompts for p in tally.points if p.verdict == "excluded"}
     table["reason"] = [reasons.get(b, "") for b in at]
+    pooled = {p.budget: p for p in found.pooled.points if p.verdict != "excluded"}
+    table["pooled"] = [pooled[b].margin if b in pooled else np.nan for b in at]
+    less = [b for b in at if b in budgets and b in pooled and pooled[b].verdict == "loss"]
+    axes.plot(less, [pooled[b].margin for b in less], zorder=5, **_RING)
     return table.assign(source="simulated", model=study.model, regime=study.regime, policy=policy)
 
 
