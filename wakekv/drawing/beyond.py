@@ -15,6 +15,7 @@ from wakekv.simulation.beyond import GOAL, OURS, PAPER, RANGE, Counted, Flow, ga
 from wakekv.tables.gained import IN_CACHE, IN_TIME, SPLITS
 from wakekv.tables.twins import ALL, estimated
 
+LOWEST = -0.6  # where the picture of the way ends; what is lower is said at its foot
 LINES = {
     OURS: {"color": ORANGE, "label": "commons"},
     "pooled": {"color": GREEN, "label": "pooled (reads, untuned)"},
@@ -31,6 +32,7 @@ def gap_closed(
 
     A row a head unit, a column a model and regime; bands: 95 % over prompts; dotted: the goal. Where the paper's rule
     misses hardly more than the optimum (a gap below 0.001 of the wants) nothing is drawn: there is nothing to close.
+    What lies below the axis is a triangle at its foot, and a note says how many there are and how deep the lowest lies.
     """
     if not any(case.part == part for case in cases):
         raise InputError(f"no {part} prompt to draw: count logs of prompts that the split says are {part}")
@@ -46,20 +48,36 @@ def gap_closed(
             axes = grid[units.index(unit), names.index(f"{model} / {regime}")]
             own = fixed[(fixed["model"] == model) & (fixed["regime"] == regime) & (fixed["unit"] == unit)]
             drawn.append(_lines(axes, group, own[own["part"] == part], at, resamples))
+            _beneath(axes, drawn[-1])
     for axes, name in zip(grid[0], names):
         axes.set_title(f"{name.replace(' / ', chr(10))}, {n[name]} prompts")
     for axes, unit in zip(grid[:, 0], units):
         axes.set_ylabel(f"of the way, {unit.replace('_', ' ')}s")
-        axes.set_ylim(-0.6, 1.02)
+        axes.set_ylim(LOWEST, 1.02)
     for axes in grid[-1]:
         axes.set_xlabel("budget B, pages a head")
     handles = [Line2D([], [], **style) for style in LINES.values()]
     handles.append(Line2D([], [], color=BLACK, linestyle=":", label=f"goal, {GOAL:.0%}"))
+    if (pd.concat(drawn)["estimate"] < LOWEST).any():
+        handles.append(Line2D([], [], color=GREY, marker="v", markersize=4, ls="", label="below the axis"))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=7)
     says = (
         f"Share of the gap between reactive and the optimum that pooled budgets and fixed splits close, {part} prompts"
     )
     return Picture(figure, pd.concat(drawn, ignore_index=True), says)
+
+
+def _beneath(axes, table: pd.DataFrame) -> None:
+    """Say what the axis cuts off: a triangle where a point lies below it, how many do, and where the lowest lies."""
+    height = 0.025
+    for line, style in LINES.items():
+        low = table[(table["policy"] == SPLITS.get(line, line)) & (table["estimate"] < LOWEST)]
+        if len(low):
+            look = {"color": style["color"], "marker": "v", "linestyle": "", "markersize": 4}
+            axes.plot(low["budget"], [height] * len(low), transform=axes.get_xaxis_transform(), **look)
+            said = f"{len(low)} below, down to {low['estimate'].min():.2g}".replace("-", "−")
+            axes.text(0.57, height, said, transform=axes.transAxes, ha="center", va="center", fontsize=6.5)
+            height += 0.07
 
 
 def _stamp(cases: Sequence[Counted], part: str) -> str:
@@ -118,9 +136,11 @@ def pool_map(flows: Sequence[Flow]) -> Picture:
             cells = zip(layers, held[:, part].mean(1))
             rows += [own | {"from_step": part[0], "layer": layer, "pages_a_head": pages} for layer, pages in cells]
     grid[0].set_ylabel("layer")
-    grid[-1].axvline(flows[0].budget, color=BLACK, linestyle="--", linewidth=0.8)
+    equal = {"color": BLACK, "linestyle": "--", "linewidth": 0.8, "label": f"all the same: {flows[0].budget}"}
+    grid[-1].axvline(flows[0].budget, **equal)
     grid[-1].set_xlabel("pages a head, mean")
-    grid[-1].legend(fontsize=7)
+    handles, labels = grid[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(handles), fontsize=7)
     figure.colorbar(image, ax=list(grid[:-1]), label="pages a head", fraction=0.03)
     return Picture(figure, pd.DataFrame(rows), "Pages a head that the pool holds, by layer and decode step")
 

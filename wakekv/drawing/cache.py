@@ -245,16 +245,28 @@ GROWTH = (BLACK, GREY, ORANGE, SKY, GREEN, BLUE, PINK)
 
 @styled
 def cost_growth(rows: Sequence[Mapping], about: str) -> Picture:
-    """How a step's time, and the memory on the fast tier, grow with the context: a line a cache. The left is timed."""
+    """How a step's time, and the memory on the fast tier, grow with the context: a line a cache. The left is timed.
+
+    Lines of equal memory lie on each other, the first widest, and one label at their end names them all."""
     table = twins.costs(rows).numbers
     if table["context"].nunique() < 2:
         raise InputError("growth needs at least two contexts")
     figure = canvas(8, 3.2, about)
     time, memory = figure.subplots(1, 2)
-    for colour, (name, line) in zip(GROWTH, table.groupby("settings", sort=False)):
+    lines = list(table.groupby("settings", sort=False))
+    held = {name: tuple(line["fast_mb"].round(6)) for name, line in lines}
+    for colour, (name, line) in zip(GROWTH, lines):
         style = {"color": colour, "marker": "o", "label": name, "linestyle": "--" if "destructive" in name else "-"}
         time.plot(line["context"], line["step_ms"], **style)
-        memory.plot(line["context"], line["fast_mb"], **style)
+        equal = [other for other in held if held[other] == held[name]]
+        above = len(equal) - 1 - equal.index(name)  # lines that are drawn on this one
+        memory.plot(line["context"], line["fast_mb"], **style, linewidth=1.4 + 2 * above, markersize=4.5 + 3.5 * above)
+        if name == equal[0]:
+            flat = held[name][-1] < 1.5 * held[name][0]
+            place = {"textcoords": "offset points", "ha": "right", "va": "bottom" if flat else "top", "fontsize": 7}
+            end = (line["context"].iloc[-1], held[name][-1])
+            memory.annotate("\n".join(equal), end, (0, 9) if flat else (-42, 8), **place)
+    memory.margins(y=0.08)
     for axes, label in (time, "ms a decode step (median)"), (memory, "MB on the fast tier"):
         axes.set(xlabel="tokens of context", ylabel=label, ylim=(0, None), xticks=sorted(set(table["context"])))
         thousands(axes.xaxis)

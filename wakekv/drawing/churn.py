@@ -21,6 +21,7 @@ from wakekv.heads.wakeups import WAKE, events
 
 WINDOWS = {4: "#c6dbef", DRIFT_WINDOW: "#6baed6", 16: "#2171b5", 32: "#08306b"}
 THRESHOLDS = tuple(np.arange(1, 20) / 20)
+OURS_HERE = {"color": ORANGE, "marker": "o", "linestyle": "", "markersize": 7, "zorder": 4, "clip_on": False}
 PLAIN = FuncFormatter(lambda x, _: f"{x:g}")
 READ_COLOURS = {"not read": "#ffffff", "read, not in the baseline": "#f0a868", "read, as in the baseline": "#2171b5"}
 QUANTITIES = {  # Table 4's columns, and what else stands in the same panel
@@ -162,6 +163,7 @@ def drift_settings(
     Published: at 0.5 and 8, on other models in the same regime. windows: steps -> colour.
     """
     kept, windows, tables = counted(many), windows or WINDOWS, []
+    hollow = PAPER | {"markerfacecolor": "none", "zorder": 5}  # over the dot, which shows through
     figure, grid = panels(kept, 2.0, sharex=True, sharey=True)
     for (axes,), pool in zip(grid, kept):
         sweep = pd.DataFrame(drift_sweep(pool.sound, thresholds, list(windows)))
@@ -171,16 +173,16 @@ def drift_settings(
             if window == DRIFT_WINDOW:
                 axes.fill_between(line["threshold"], line["lo"], line["hi"], color=windows[window], alpha=0.25, lw=0)
                 here = line[np.isclose(line["threshold"], DRIFT_BELOW)]
-                axes.plot(here["threshold"], here["estimate"], "o", color=ORANGE, markersize=5)
+                axes.plot(here["threshold"], here["estimate"], **OURS_HERE)
         for line in data["table4_churn"]:
             if line["regime"] == pool.regime:
-                axes.plot(DRIFT_BELOW, line["drift_fraction"], **PAPER)
+                axes.plot(DRIFT_BELOW, line["drift_fraction"], **hollow)
         axes.axvline(DRIFT_BELOW, color=GREY, linewidth=0.6, linestyle=":")
         axes.set(title=f"{pool.name}, {len(pool.sound)} prompts", ylim=(-0.02, 1.02))
         axes.set(xlabel="threshold of the overlap", ylabel="heads that drift")
         axes.label_outer()
     looks = {f"median of {window} steps": {"color": colour} for window, colour in windows.items()}
-    looks |= {"the paper's setting": {"color": ORANGE, "marker": "o", "linestyle": ""}, "published": PAPER}
+    looks |= {"the paper's setting": OURS_HERE, "published": hollow}
     legend(figure, looks, columns=6)
     table = pd.concat(tables, ignore_index=True)
     return Picture(figure, table, "Drift fraction against threshold and window")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -98,10 +99,17 @@ def tier_answers(found: Sequence[Mapping], about: str) -> Picture:
         round_numbers(axes.yaxis, between=False)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0%}"))
     most = table.loc[table["family"] != "codes", ["kl_mean", "kl_last"]].max(axis=None)
+    if (table.loc[table["family"] != "codes", ["kl_mean", "kl_last"]] < LEAST).any(axis=None):
+        grid[0].yaxis.set_major_formatter(FuncFormatter(_or_less))
     grid[0].set(ylabel="KL to full, nats a token", ylim=(LEAST / 1.3, 2 * max(most, tiered.KL)))
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=7)
     return Picture(figure, table, "KL to the full cache against the share of its bytes that is held, by method")
+
+
+def _or_less(y: float, _) -> str:
+    """A tick's number; at the floor with what else stands there."""
+    return f"{y:g}\nor less" if np.isclose(y, LEAST) else f"{y:g}"
 
 
 @styled
