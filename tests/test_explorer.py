@@ -159,6 +159,15 @@ def test_pages_fit_the_window_and_can_be_read(visit, site, size, scheme):
         assert page.evaluate(CONTRAST) > 7 and page.evaluate(UNNAMED) == []
 
 
+def test_a_picture_keeps_a_width_on_a_phone_at_which_it_can_be_read(visit):
+    wide = "[...document.querySelectorAll('figure img')].map((img) => [img.getBoundingClientRect().width, +img.width])"
+    shown = visit("index.html", "phone").evaluate(wide)
+    assert shown and all(width == drawn >= 700 for width, drawn in shown)
+    at = "[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().width)"
+    assert max(visit("index.html", "phone").evaluate(at)) <= 390
+    assert max(width for width, _ in visit("index.html").evaluate(wide)) <= 46 * 16
+
+
 def test_from_a_figure_to_its_head(visit):
     page = visit("04_policies.html")
     link = page.locator('figcaption a[href*="head="]').first

@@ -18,7 +18,7 @@ from wakekv.files import ROOT
 from wakekv.logs.demand import demand
 from wakekv.logs.shipped import open_shipped
 from wakekv.site import HERE, VENDORED, build, explorer, vendored
-from wakekv.site.page import Page, read
+from wakekv.site.page import KEY, Page, read
 
 SMOKE = ROOT / "artifact" / "logs" / "smoke_smollm2-135m_niah_d50_s1.npz"
 REFERENCE = ROOT / "artifact"
@@ -103,6 +103,18 @@ def test_every_notebook_has_a_page_with_its_answer_and_pictures(site):
             assert "<strong>Answer" in text and "<strong>Answer" in index
         for image in page.shown:
             assert (site / "img" / image.file).stat().st_size > 1000 and image.says and f"img/{image.file}" in text
+
+
+def test_every_picture_opens_at_its_full_size_and_the_index_shows_the_one_that_answers(site):
+    index = (site / "index.html").read_text()
+    for path in [site / "index.html", *site.glob("[0-9]*.html")]:
+        for figure in re.findall(r"<figure>.*?</figure>", path.read_text(), re.DOTALL):
+            (shown,) = re.findall(r'<img src="([^"]+)"', figure)
+            assert f'<a href="{shown}">Full size</a>' in figure and re.search(r' width="\d+" height="\d+"', figure)
+    for name, figure in KEY.items():
+        card = next(part for part in index.split("<article") if f'href="{name}.html"' in part and "<figure>" in part)
+        assert f"img/{figure}-" in card, name
+    assert KEY["11_scheduling"] == "11_load"
 
 
 def test_nothing_on_a_page_leads_out_of_the_folder(site):

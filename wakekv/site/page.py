@@ -15,7 +15,7 @@ from wakekv.errors import InputError
 
 KEY = {  # the figure that the index shows of a notebook; of others the first
     "01_record": "01_needle_scores", "02_churn": "02_table4", "03_wakeups": "03_signals", "04_policies": "04_figure2",
-    "05_matched": "05_margins",
+    "05_matched": "05_margins", "11_scheduling": "11_load",
 }  # fmt: skip
 SAYS = re.compile(r"says=(['\"])(.*?)(?<!\\)\1[,)]", re.DOTALL)  # what a Picture says of itself, in its repr
 SAVED = re.compile(r"""\.save\([^)]*?figures["'],\s*["'](\w+)["']\)""")
@@ -23,11 +23,14 @@ SAVED = re.compile(r"""\.save\([^)]*?figures["'],\s*["'](\w+)["']\)""")
 
 @dataclass(frozen=True)
 class Image:
-    """A picture on a page: its file, what it says, and the figure that it is ("" if it is none of the figures)."""
+    """A picture on a page: its file, what it says, and the figure that it is ("" if it is none of the figures); how
+    wide and high it is drawn, in pixels of a page (0 where the notebook does not say)."""
 
     file: str
     says: str
     name: str
+    width: int = 0
+    height: int = 0
 
 
 @dataclass
@@ -55,7 +58,8 @@ class Page:
         return "\n".join(part if isinstance(part, str) else self.figure(part, log) for part in self.parts)
 
     def figure(self, image: Image, log: str) -> str:
-        """The picture with its caption, and a way into the explorer where it is about heads or policies."""
+        """The picture with its caption, a link to it at full size, and a way into the explorer where it is about heads
+        or policies. On a narrow window it keeps a width at which it can be read, and scrolls sideways."""
         from wakekv.site import explorer_link
 
         says, head = html.escape(image.says), _number("head", image.says)
@@ -63,9 +67,12 @@ class Page:
         if head is not None or self.name[:2] in ("04", "05"):
             to = explorer_link(log, head, _number("B =", image.says), "reactive")
             link = f' <a href="{to}">{"This head" if head is not None else "Heads one by one"} in the explorer</a>'
+        size = f' width="{image.width}" height="{image.height}"' if image.width else ""
+        shown = f'<img src="img/{image.file}" alt="{says}"{size} loading="lazy">'
         return (
-            f'<figure><a href="img/{image.file}"><img src="img/{image.file}" alt="{says}" loading="lazy"></a>'
-            f"<figcaption>{says}{'.' if says else ''}{link}</figcaption></figure>"
+            f'<figure><div class="scroll"><a href="img/{image.file}">{shown}</a></div>'
+            f"<figcaption>{says}{'.' if says else ''} "
+            f'<a href="img/{image.file}">Full size</a>.{link}</figcaption></figure>'
         )
 
 
@@ -118,7 +125,9 @@ def _output(output: dict, names: list[str], page: Page) -> Iterator[str | Image]
         name = names.pop(0) if names else ""
         file = f"{name or page.name}-{hashlib.sha256(content).hexdigest()[:12]}.png"
         page.images[file] = content
-        page.shown.append(Image(file, said[2].replace("\\'", "'") if said else "", name))
+        size = output.get("metadata", {}).get("image/png", {})
+        says = said[2].replace("\\'", "'") if said else ""
+        page.shown.append(Image(file, says, name, int(size.get("width", 0)), int(size.get("height", 0))))
         yield page.shown[-1]
     elif "text/html" in data:
         table = re.sub(r"<style.*?</style>", "", _text(data["text/html"]), flags=re.DOTALL)
