@@ -157,6 +157,14 @@ def test_a_floor_may_be_a_whole_share_and_no_more():
         POLICIES["pooled"].but(floor=1.01)
 
 
+def test_reads_may_fade_at_once_or_never_and_no_faster():
+    for keep in (0.0, 1.0):
+        assert POLICIES["lfu"].but(keep=keep).keep == keep
+    for keep in (-0.1, 1.5):
+        with pytest.raises(InputError, match="keep"):
+            POLICIES["lfu"].but(keep=keep)
+
+
 @pytest.mark.parametrize(
     ("name", "when"),
     [("reactive", "decode"), ("duoattention", "offline"), ("snapkv", "prefill"), ("streamingllm", "decode")],
