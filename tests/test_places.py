@@ -9,7 +9,8 @@ import pytest
 
 from wakekv.errors import InputError, TraceError
 from wakekv.files import ROOT
-from wakekv.logs.trace import save_trace, verify
+from wakekv.logs.shipped import pack
+from wakekv.logs.trace import open_trace, save_trace, verify
 from wakekv.reproduction import places
 
 SHIPPED = ROOT / "artifact" / "logs" / "smoke_smollm2-135m_niah_d50_s1.npz"
@@ -73,6 +74,35 @@ def test_another_log_under_the_same_name_is_noticed(logs, make_trace):
 def test_where_no_log_lies_says_so(logs, where):
     with pytest.raises(InputError, match="no log at"):
         places.find([f"{logs}/{where}"])
+
+
+def test_a_name_may_have_what_patterns_are_made_of(logs):
+    for name in "a [b] *", "c?":
+        (logs / "whole").rename(logs / name)
+        assert [place.name for place in places.find([str(logs / name)])] == [name]
+        (logs / name).rename(logs / "whole")
+    logs.rename(logs.parent / "[logs]")
+    assert len(places.find([str(logs.parent / "[logs]")])) == 2
+
+
+def test_a_log_that_is_there_whole_and_shipped_is_one(logs):
+    whole = open_trace(logs / "whole")
+    pack(whole, ["x"] * len(whole.tokens), logs / "again.npz")
+    assert [place.name for place in places.find([str(logs)])] == [SHIPPED.stem, "whole"]
+
+
+class Refused(Exception):
+    """What a store's client raises is not always an OSError."""
+
+
+def test_what_a_store_raises_is_told_in_one_line(bucket, monkeypatch):
+    def refuse(*_, **__):
+        raise Refused("no credentials")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fsspec.implementations.memory.MemoryFileSystem.ls", refuse)
+        with pytest.raises(InputError, match=r"memory://bucket/logs cannot be read \(no credentials\)"):
+            places.find([bucket])
 
 
 def test_a_store_that_is_not_known_says_so():

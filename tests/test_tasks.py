@@ -198,6 +198,12 @@ def test_names_and_numbers_that_do_not_fit_are_refused_before_anything_runs(logs
     assert not (tmp_path / "out").exists()
 
 
+def test_a_log_shorter_than_every_budget_is_named_before_anything_runs(logs, tmp_path):
+    with pytest.raises(InputError, match="has 15 pages, fewer than the 16 of --budgets: ask for fewer"):
+        study(logs, tmp_path / "out", budgets=(16, 99))
+    assert not (tmp_path / "out").exists()
+
+
 def test_budgets_beyond_the_pages_are_left_out(logs, tmp_path):
     study(logs, tmp_path, budgets=(3, 10_000))
     assert set(pd.read_csv(tmp_path / "prompts.csv")["budget"]) == {3}

@@ -30,7 +30,8 @@ import numpy as np
 from wakekv.errors import InputError, TraceError
 from wakekv.files import difference, entries, replacing, sha256, write_json
 from wakekv.logs.demand import UNITS, Demand, demand
-from wakekv.logs.trace import PAGE, Trace, layout, open_trace
+from wakekv.logs.sound import open_whole, stated
+from wakekv.logs.trace import PAGE, Trace, layout
 
 FORMAT, VERSION, SUFFIX = "wakekv-pages", 1, ".npz"
 AGAIN = "fetch the repository's again, or pack it again"
@@ -184,6 +185,7 @@ def open_shipped(path: str | Path) -> Shipped:
         if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
             raise ValueError(f"it is not a {FORMAT} of version {VERSION}")
         shapes = layout(manifest)
+        stated(manifest)
         page = part["page_low"].astype(np.uint16) | part["page_high"].astype(np.uint16) << 8
     except (*BROKEN, zipfile.BadZipFile, zlib.error) as error:
         said = " ".join(str(error).split())
@@ -204,15 +206,30 @@ def open_shipped(path: str | Path) -> Shipped:
 def open_log(path: str | Path) -> Trace | Shipped:
     """A log, whole (a directory) or shipped (a file), by its path."""
     path = Path(path)
-    return open_shipped(path) if path.suffix == SUFFIX and not path.is_dir() else open_trace(path)
+    return open_shipped(path) if path.suffix == SUFFIX and not path.is_dir() else open_whole(path)
+
+
+def listed(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """What FOLDER/manifest.json says of shipped logs, by file name; nothing where there is none. InputError where it is
+    damaged, or lists something else, a recorded log's own files for one: what is packed there would take its place."""
+    path = Path(folder) / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        files = entries(manifest)
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}): remove it, or choose another folder") from None
+    if manifest.get("format") != FORMAT:
+        raise InputError(f"{path} is not that of shipped logs, and would be lost: choose another folder")
+    return files
 
 
 def describe(folder: str | Path, about: dict[str, dict[str, Any]]) -> Path:
     """Write FOLDER/manifest.json: of each shipped log its bytes, sha256 and sizes, and what `about` adds by file name
-    (licence, command); what was said of a file that is not in `about` stays. Returns its path."""
-    folder, files = Path(folder), {}
-    written = folder / "manifest.json"
-    before = json.loads(written.read_text(encoding="utf-8"))["files"] if written.exists() else {}
+    (licence, command); what was said of a file that is not in `about` stays. Returns its path.
+    InputError as `listed`."""
+    folder, files, before = Path(folder), {}, listed(folder)
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         log = open_shipped(path)
         files[path.name] = {
@@ -225,7 +242,7 @@ def describe(folder: str | Path, about: dict[str, dict[str, Any]]) -> Path:
             "sizes": {"heads": log.n_heads, "prompt": log.n_prompt, "steps": log.n_steps, "wants": len(log.page)},
             **about.get(path.name, {}),
         }
-    return write_json(written, {"format": FORMAT, "version": VERSION, "files": files})
+    return write_json(folder / "manifest.json", {"format": FORMAT, "version": VERSION, "files": files})
 
 
 def verify_shipped(path: str | Path) -> list[str]:

@@ -1,15 +1,22 @@
-"""Sound: are the numbers of a log such as attention can give? Its bytes are checked elsewhere (trace.verify)."""
+"""Sound: are the numbers of a log such as attention can give, and does its manifest say what it is? Its bytes are
+checked elsewhere (trace.verify)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wakekv.errors import TraceError
-from wakekv.logs.trace import Trace
+from wakekv.logs.trace import Trace, open_trace
 
 TOLERANCE = 0.01  # of a sum of weights, which are rounded to float16 when they are logged
+SAID = {  # of what a manifest says beside sizes: where it stands, and of which kind it is
+    "model.name": str, "model.dtype": str, "model.source": dict, "model.windows": list, "prompt.regime": str,
+    "prompt.seed": int, "prompt.params": dict, "text.mode": str, "device": str, "repetition.flagged": bool,
+}  # fmt: skip
 
 
 def check(trace: Trace, name: str = "the log") -> None:
@@ -21,6 +28,33 @@ def check(trace: Trace, name: str = "the log") -> None:
     """
     for fault in _faults(trace):
         raise TraceError(f"{name}: {fault}; record it again")
+
+
+def stated(manifest: Mapping[str, Any]) -> None:
+    """ValueError that names the first entry of a manifest, beside its sizes, that is missing or of another kind."""
+    for name, kind in SAID.items():
+        here: Any = manifest
+        for step in name.split("."):
+            here = here.get(step) if isinstance(here, Mapping) else None
+        if type(here) is not kind:
+            raise ValueError(f"{name} is {here!r:.40}, not of type {kind.__name__}")
+    model, params = manifest["model"], manifest["prompt"]["params"]
+    windows, depths = model["windows"], params.get("depths") or []
+    if len(windows) != model["n_layers"] or any(type(one) is not int for one in windows if one is not None):
+        raise ValueError(f"model.windows is {windows!r:.40}, not a number or null for each of the layers")
+    if not isinstance(depths, list) or any(type(one) not in (int, float) for one in depths):
+        raise ValueError(f"prompt.params.depths is {depths!r:.40}, not a list of numbers")
+
+
+def open_whole(path: str | Path) -> Trace:
+    """The trace in directory `path`, as `open_trace` has it; TraceError, too, where its manifest does not say what the
+    log is of."""
+    trace = open_trace(path)
+    try:
+        stated(trace.manifest)
+    except ValueError as error:
+        raise TraceError(f"{path}: manifest.json lacks or garbles an entry ({error}); record it again") from None
+    return trace
 
 
 def _faults(trace: Trace) -> Iterator[str]:

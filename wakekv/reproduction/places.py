@@ -9,15 +9,17 @@ import json
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wakekv.errors import InputError, TraceError
+from wakekv.errors import InputError, TraceError, WakeKVError
 from wakekv.files import sha256
 from wakekv.logs import trace
-from wakekv.logs.shipped import SUFFIX
+from wakekv.logs.shipped import AGAIN, BROKEN, SUFFIX
+from wakekv.logs.sound import stated
 from wakekv.recording.fetch import cache
 
 
@@ -37,7 +39,7 @@ class Place:
 
 def find(urls: Iterable[str]) -> list[Place]:
     """The logs at some paths or URLs: each a log, a pattern with * in it, or a folder of logs. Each log once, in an
-    order that does not depend on that of `urls`.
+    order that does not depend on that of `urls`; of a log that is there whole and shipped, the whole one.
 
     Raises InputError where no log lies, or a URL's protocol is unknown or takes a package that is missing; TraceError
     for a log whose manifest is damaged.
@@ -45,11 +47,18 @@ def find(urls: Iterable[str]) -> list[Place]:
     found = {}
     for url in urls:
         files, root = _store(url)
-        here = [place for path in files.glob(root.rstrip("/")) for place in _logs(files, path)]
+        try:
+            names = [root] if files.exists(root) else files.glob(root.rstrip("/"))
+            here = [place for path in names for place in _logs(files, path.rstrip("/"))]
+        except (WakeKVError, OSError):
+            raise
+        except Exception as error:  # a store's own client raises what it likes
+            raise InputError(f"{url} cannot be read ({_line(error)}): name logs here, or mend the URL") from None
         if not here:
             raise InputError(f"no log at {url}: name one, or a folder of them")
         found.update({place.sha256: place for place in here})
-    return sorted(found.values(), key=lambda place: (place.name, place.sha256))
+    whole = [place for place in found.values() if str(place.manifest.get("log_sha256")) not in found]
+    return sorted(whole, key=lambda place: (place.name, place.sha256))
 
 
 def _store(url: str) -> tuple:
@@ -58,8 +67,14 @@ def _store(url: str) -> tuple:
 
     try:
         return url_to_fs(str(url))
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{url} cannot be read: {error}; name logs here, or in a store that fsspec has") from None
+    except Exception as error:  # ImportError, ValueError, or what a store's own client raises
+        raise InputError(
+            f"{url} cannot be read ({_line(error)}): name logs here, or in a store that fsspec has"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _logs(files, path: str) -> list[Place]:
@@ -73,27 +88,44 @@ def _logs(files, path: str) -> list[Place]:
 
 
 def _is_log(files, path: str) -> bool:
-    return files.exists(f"{path}/manifest.json") and _manifest(files, path).get("format") == trace.FORMAT
+    if not files.exists(f"{path}/manifest.json"):
+        return False
+    manifest = _manifest(files, path)
+    return isinstance(manifest, dict) and manifest.get("format") == trace.FORMAT
 
 
-def _manifest(files, path: str) -> dict[str, Any]:
+def _manifest(files, path: str) -> Any:
     try:
         return json.loads(files.cat_file(f"{path}/manifest.json"))
-    except ValueError as error:
-        raise TraceError(f"{path}: manifest.json is not JSON ({error})") from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise TraceError(f"{path}: manifest.json is not JSON ({error}); record it again") from None
 
 
 def _place(files, path: str) -> Place:
     url = path if _is_here(files) else files.unstrip_protocol(path)
     if not path.endswith(SUFFIX):
         manifest = _manifest(files, path)
+        try:
+            _checked(manifest)
+            if type(manifest.get("sha256")) is not str:
+                raise ValueError("it lacks its own sha256")
+        except BROKEN as error:
+            raise TraceError(f"{url}: manifest.json lacks or garbles an entry ({error!r}); record it again") from None
         return Place(url, manifest["sha256"], manifest)
-    content = files.cat_file(path)
     try:
+        content = files.cat_file(path)
         with zipfile.ZipFile(io.BytesIO(content)) as held:
-            return Place(url, hashlib.sha256(content).hexdigest(), json.loads(held.read("manifest.json")))
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise TraceError(f"{url} is damaged or no shipped log ({error})") from None
+            manifest = json.loads(held.read("manifest.json"))
+        return Place(url, hashlib.sha256(content).hexdigest(), _checked(manifest))
+    except (*BROKEN, zipfile.BadZipFile, zlib.error) as error:
+        raise TraceError(f"{url} is damaged or no shipped log ({_line(error)}): {AGAIN}") from None
+
+
+def _checked(manifest: Any) -> dict[str, Any]:
+    """A manifest that says what a study groups logs by. One of BROKEN otherwise."""
+    trace.layout(manifest)
+    stated(manifest)
+    return manifest
 
 
 def _is_here(files) -> bool:

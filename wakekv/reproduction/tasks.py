@@ -185,6 +185,11 @@ def study(
         raise InputError("budgets are pages a head, from 1 on: name at least one")
     writable(out)
     logs = _chosen(_chosen(find(urls), 0, models, "model of these logs"), 1, regimes, "regime of these logs")
+    for log in logs:
+        if pages(log) < min(budgets):
+            raise InputError(
+                f"{log.url} has {pages(log)} pages, fewer than the {min(budgets)} of --budgets: ask for fewer"
+            )
     asked, kept = tasks(logs, policies, budgets, unit, first_touch), Kept(out)
     waiting, failed = [task for task in asked if kept.get(task) is None], {}
     say(f"{len(logs)} logs, {len(asked)} tasks: {len(asked) - len(waiting)} kept, {len(waiting)} to run")
