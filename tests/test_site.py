@@ -9,14 +9,17 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from malformed_logs import trace
 
 from wakekv.errors import InputError
 from wakekv.files import ROOT
 from wakekv.logs.demand import demand
-from wakekv.logs.shipped import open_shipped
+from wakekv.logs.shipped import open_shipped, pack
 from wakekv.site import HERE, VENDORED, build, explorer, vendored
 from wakekv.site.page import KEY, Page, read
 
@@ -159,6 +162,54 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="no executed notebooks"):
         build(tmp_path, [SMOKE], tmp_path / "new")
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
+
+
+def little(tmp_path, name="x.npz"):
+    """A run of one notebook, and a log that it is shown with."""
+    run = tmp_path / "run" / "notebooks"
+    run.mkdir(parents=True)
+    shutil.copy(REFERENCE / "notebooks" / "00_start.ipynb", run)
+    made = trace()
+    return tmp_path / "run", pack(made, [str(token) for token in made.tokens], tmp_path / name)
+
+
+def test_a_site_is_made_where_one_stands_and_where_a_link_leads(tmp_path, monkeypatch):
+    run, log = little(tmp_path)
+    build(run, [log], tmp_path / "site")
+    (tmp_path / "link").symlink_to("site")
+    for out in ".", "../link", str(tmp_path / "site"):
+        (tmp_path / "site" / "00_start.html").unlink()
+        monkeypatch.chdir(tmp_path / "site")
+        assert str(build(run, [log], out)) == out
+        assert (tmp_path / "site" / "00_start.html").exists() and (tmp_path / "link").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "x.npz", "site", "link"}
+
+
+def test_the_site_that_was_is_there_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    run, log = little(tmp_path)
+    build(run, [log], tmp_path / "site")
+    kept, rename = (tmp_path / "site" / "index.html").stat().st_ino, Path.rename
+
+    def interrupted(self, target):
+        if self.name.endswith(".part"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(run, [log], tmp_path / "site")
+    assert (tmp_path / "site" / "index.html").stat().st_ino == kept
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "x.npz", "site"}
+
+
+def test_what_a_log_says_of_itself_is_no_script(tmp_path):
+    made = trace()
+    named = replace(made, manifest=made.manifest | {"model": made.manifest["model"] | {"name": "</script><b>"}})
+    run, log = little(tmp_path)
+    build(run, [pack(named, ["x"] * len(made.tokens), log)], tmp_path / "site")
+    page = (tmp_path / "site" / "explorer.html").read_text()
+    told = re.search(r'<script type="application/json" id="config">(.*?)</script>', page)[1]
+    assert json.loads(told)["logs"][0]["label"].startswith("</script><b>,")
 
 
 def test_a_notebook_that_was_not_executed_is_refused():

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -24,25 +24,30 @@ from wakekv.verdicts import VERDICTS
 
 HERE = Path(__file__).parent
 VENDORED = ("uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE")
+STATIC = ("style.css", "replay.js", "explorer.js")
 LABELS = {"niah": "needles in a long text", "cot": "problems worked out", "multiturn": "a long conversation"}
 
 
 def build(run: Path | str, logs: Sequence[Path | str], out: Path | str) -> Path:
     """Write the site of `run` (a run's folder, or artifact/) with the explorer over shipped `logs` to the folder `out`.
 
-    What was at `out` is replaced, all or nothing. Raises InputError where there are no executed notebooks or logs, and
-    where `out` holds something that is not a site.
+    What was at `out` is replaced, all or nothing. Raises InputError where there are no executed notebooks or logs, or
+    two logs of one name, and where `out` holds something that is no part of a site.
     """
-    run, out = Path(run), Path(out)
+    run, asked, out = Path(run), Path(out), Path(out).resolve()  # of a link, what it leads to
     if out.exists() and not (out / "explorer.html").exists():
-        raise InputError(f"{out} exists and is no site: give another --out")
+        raise InputError(f"{asked} exists and is no site: give another --out")
+    if found := next(_foreign(out), None):
+        raise InputError(f"{asked} holds {found}, which is no part of a site: move it, or give another --out")
     writable(out)
     shown = {Path(path).stem: open_shipped(path) for path in logs}
+    if len(shown) < len(logs):
+        raise InputError(f"two of the {len(logs)} logs have one name, and would be one page: rename one")
     pages = [read(path) for path in sorted((run / "notebooks").glob("[0-9][0-9]_*.ipynb"))]
     pages = [page for page in pages if not page.name.endswith(".failed")]
     if not pages or not logs:
         raise InputError(f"{run} holds no executed notebooks, or no logs were given: make reproduce leaves them")
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    part, before = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("part", "before"))
     try:
         (part / "logs").mkdir(parents=True)
         (part / "img").mkdir()
@@ -59,14 +64,28 @@ def build(run: Path | str, logs: Sequence[Path | str], out: Path | str) -> Path:
         _write(part, "explorer", "Explorer", _explorer(shown), [page.name for page in pages])
         for name in VENDORED:
             shutil.copyfile(HERE / "vendor" / name, part / name)
-        for name in ("style.css", "replay.js", "explorer.js"):
+        for name in STATIC:
             shutil.copyfile(HERE / "static" / name, part / name)
         if out.exists():
-            shutil.rmtree(out)
+            out.rename(before)
         part.rename(out)
-        return out
+        return asked
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        if before.exists() and not out.exists():  # stopped between the two
+            before.rename(out)
+        for left in part, before:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _foreign(out: Path) -> Iterator[str]:
+    """What lies in a site's folder and is no part of one, however old."""
+    own = {*VENDORED, *STATIC}
+    kinds = {"": ".html", "img": ".png", "logs": ".js"}
+    for path in sorted(out.rglob("*")) if out.is_dir() else ():
+        name = path.relative_to(out).as_posix()
+        known = path.suffix == kinds.get(name.rpartition("/")[0]) or name in own
+        if not (known if path.is_file() else name in kinds):
+            yield name
 
 
 def vendored() -> Mapping[str, str]:
@@ -78,7 +97,7 @@ def _index(pages: Sequence[Page], run: Path, log: str) -> str:
     """Question, answer, figure, of each notebook; what came out in all."""
     rows = table(run)
     counts = ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := sum(r["verdict"] == verdict for r in rows)))
-    models = ", ".join(dict.fromkeys(part for r in rows if r["model"] for part in r["model"].split(", ")))
+    models = ", ".join(dict.fromkeys(part for r in rows if r["model"] for part in str(r["model"]).split(", ")))
     parts = [
         "<h1>WakeKV, repeated</h1>",
         "<p>Which pages of the KV cache the heads of a language model read while it writes, what a residency policy "
@@ -117,7 +136,8 @@ def _explorer(logs: Mapping) -> str:
     }
     scripts = "".join(f'<script src="{name}"></script>\n' for name in ("uPlot.iife.min.js", "replay.js", "explorer.js"))
     body = (HERE / "static" / "explorer.html").read_text(encoding="utf-8")
-    return f'{body}<script type="application/json" id="config">{json.dumps(config)}</script>\n{scripts}'
+    told = json.dumps(config).replace("<", "\\u003c")  # a log's name ends no script
+    return f'{body}<script type="application/json" id="config">{told}</script>\n{scripts}'
 
 
 def _label(log) -> str:

@@ -84,7 +84,7 @@ def read(path: Path | str) -> Page:
         page = Page(path.stem, *_head(cells, path))
         for cell in cells:
             page.parts += _cell(cell, page)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is no executed notebook: {error!r}") from None
     return page
 
