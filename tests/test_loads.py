@@ -38,6 +38,8 @@ def test_prompts_come_from_json_lines_and_a_line_that_is_none_is_named(tmp_path)
     assert load.prompts == ((ord("x"),) * 8, (ord("y"),) * 8)
     with pytest.raises(InputError, match="has 3 prompts, not 4"):
         loads.from_file(path, Letters(), 4, 8, 5)
+    path.write_text("\ufeff" + json.dumps({"input": "x\u2028" * 300}, ensure_ascii=False), "utf-8")
+    assert loads.from_file(path, Letters(), 1, 8, 5).prompts[0][:2] == (ord("x"), 0x2028)
     path.write_text('{"input": "short"}')
     with pytest.raises(InputError, match="line 1: an object with a long"):
         loads.from_file(path, Letters(), 1, 8, 5)

@@ -13,6 +13,7 @@ from wakekv.errors import InputError
 from wakekv.logs.demand import Demand, demand
 from wakekv.serving import sweep as serving
 from wakekv.serving.loads import Load, Question
+from wakekv.serving.table2 import _alone
 from wakekv.vllm.arm import read_demands, write_demands
 
 
@@ -77,6 +78,23 @@ def test_configurations_take_turns_and_a_sweep_that_was_stopped_does_only_what_i
 TOKENIZER = SimpleNamespace(eos_token_id=0, decode=lambda ids, **_: " ".join(map(str, ids)))
 QUESTIONS = [Question(task, (n,), 3, lambda text, n=n: float(text == str(n))) for task, n in
              (("a", 1), ("a", 2), ("b", 3))]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"repeats": 3}', '{"repeats": [4]}', "[" * 100_000])
+def test_a_result_that_is_damaged_is_named_and_left_as_it_is(tmp_path, content):
+    (tmp_path / "reactive-r1.json").write_text(content)
+    with pytest.raises(InputError, match="reactive-r1.json is damaged .*: remove it"):
+        swept(tmp_path, FakePair())
+    assert [path.name for path in tmp_path.iterdir()] == ["reactive-r1.json"]
+    assert (tmp_path / "reactive-r1.json").read_text() == content
+
+
+def test_one_folder_is_written_by_one_sweep_at_a_time(tmp_path):
+    with _alone(tmp_path):
+        with pytest.raises(InputError, match="another run is writing into"), _alone(tmp_path):
+            raise AssertionError("both would write")
+    with _alone(tmp_path):
+        pass
 
 
 def test_answers_end_with_their_end_token_and_are_scored_beside_stocks_own(tmp_path):

@@ -81,7 +81,7 @@ def read(paths: Iterable[str | Path], first: int | None = None) -> list[Sample]:
     samples = []
     for path in map(Path, paths):
         try:
-            lines = path.read_text("utf-8").split("\n")
+            lines = path.read_text("utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read ({error}): give JSON lines in UTF-8") from error
         before = len(samples)
@@ -99,9 +99,10 @@ def _sample(line: str, where: str) -> Sample:
         texts = {name: row[name] for name in ("context", "input")}
         task, answers = row["dataset"], tuple(row["answers"])
         known = answers and all(isinstance(x, str) for x in (*texts.values(), *answers, task))
-    except (ValueError, KeyError, TypeError) as error:
+        "".join((*texts.values(), *answers) if known else ()).encode()  # half a surrogate is no text
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{where}: LongBench's fields context, input, answers, dataset are needed") from error
-    if not known or isinstance(row["answers"], str):
+    if not known or not isinstance(row["answers"], list):
         raise InputError(f"{where}: context, input and dataset must be texts, and answers a list of them, not empty")
     try:
         lookup(task, TASKS, "task")

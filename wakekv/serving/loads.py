@@ -41,19 +41,21 @@ def from_file(path: str | Path, tokenizer: Any, requests: int, length: int, n_to
     cut to `length` tokens; or any text, in passages. InputError naming the line."""
     path = Path(path)
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"prompts {path} cannot be read ({error}): give a text in UTF-8") from error
     if path.suffix not in (".jsonl", ".json"):
         return from_text(text, tokenizer, requests, length, n_tokens, path.name)
     prompts = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or len(prompts) == requests:
             continue
         try:
             row = json.loads(line)
-            said = next(row[name] for name in ("input", "prompt", "context") if len(row.get(name) or "") > 200)
-        except (ValueError, StopIteration, AttributeError, TypeError):
+            texts = [row.get(name) for name in ("input", "prompt", "context")]
+            said = next(text for text in texts if isinstance(text, str) and len(text) > 200)
+            said.encode()  # half a surrogate is no text
+        except (ValueError, StopIteration, AttributeError, RecursionError):
             raise InputError(
                 f"{path}, line {number}: an object with a long input, prompt or context is needed"
             ) from None

@@ -218,7 +218,7 @@ def sweep(
     for name, settings in chosen.items():
         asked = {"configuration": name, "settings": settings, "load": load.source, "key": load.key, **about}
         path = out / f"{name}.json"
-        found[name] = json.loads(path.read_text()) if path.exists() else {**asked, "repeats": []}
+        found[name] = _earlier(path) if path.exists() else {**asked, "repeats": []}
         other = [key for key in asked if json.dumps(found[name].get(key)) != json.dumps(asked[key])]
         if other:
             raise InputError(f"{path} is of another {other[0]}: choose another --out, or remove it")
@@ -247,6 +247,17 @@ def sweep(
             found[name]["answers"] = graded(engine, settings, questions, tokenizer, full)
             keep(name, ": {mean:.1f} of 100 points, stock {full:.1f}".format(**found[name]["answers"]))
     return found
+
+
+def _earlier(path: Path) -> dict:
+    """What an earlier run found. InputError where the file is damaged: nothing writes over it."""
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        if not all(type(repeat) is dict for repeat in row["repeats"]):
+            raise TypeError("its repeats are no rows")
+        return row
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}): remove it, and it is measured again") from None
 
 
 def summarised(row: dict) -> dict:

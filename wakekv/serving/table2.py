@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from wakekv.errors import InputError, lookup
 from wakekv.files import writable, write_json
@@ -100,9 +103,14 @@ def sweep(
     load = dataclasses.replace(load, prompts=tuple(prompt[: run.length] for prompt in load.prompts))
     about = {**own, "model": run.model, "hardware": serving.hardware(), "requests": run.requests,
              "length": run.length, "n_tokens": run.n_tokens, "measured": True}  # fmt: skip
-    say(f"{run.about}; on {about['hardware']['device']}")
+    pages = -(-(min(map(len, load.prompts)) + run.n_tokens) // 16)
+    if run.budget > pages:
+        raise InputError(
+            f"budget {run.budget} is more than all {pages} pages of a request: ask for less, or a longer one"
+        )
     out.mkdir(parents=True, exist_ok=True)
-    with started as arms:
+    with _alone(out), started as arms:
+        say(f"{run.about}; on {about['hardware']['device']}")
         if "flexicache" in table:
             table["flexicache"]["profile"] = profile(arms, tokenizer, run, out)
         found = serving.sweep(
@@ -115,6 +123,16 @@ def sweep(
     return found
 
 
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Nobody else writes into `out` meanwhile: each would undo what the other has measured. InputError otherwise."""
+    try:
+        with FileLock(out / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise InputError(f"another run is writing into {out}: wait for it, or give another --out") from None
+
+
 def profile(engine: Any, tokenizer: Any, run: Run, out: Path) -> list[int]:
     """FlexiCache's profile of this model, kept in `out`, since another one would be another configuration."""
     path = out / "profile.json"
@@ -122,7 +140,10 @@ def profile(engine: Any, tokenizer: Any, run: Run, out: Path) -> list[int]:
         load = loads.calibration(tokenizer, min(run.length, 1024), min(run.n_tokens, 48))
         heads = serving.profiled(engine, load, run.budget)
         write_json(path, {"heads": heads, "load": load.source, "key": load.key, "budget": run.budget})
-    return json.loads(path.read_text())["heads"]
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["heads"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}): remove it, and it is made again") from None
 
 
 def in_vllm(run: Run, out: Path) -> tuple[Pair, Any, dict[str, str]]:

@@ -55,6 +55,8 @@ class Settings:
     record: bool = False
 
     def __post_init__(self):
+        if not isinstance(self.mode, str):
+            raise InputError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
         lookup(self.mode, MODES, "mode")
         if self.timing not in ("exact", "lagged"):
             raise InputError(f"timing must be exact or lagged, not {self.timing!r}")
@@ -70,7 +72,14 @@ class Settings:
                 raise InputError(f"{name} counts from 1 and must be a whole number, not {value!r}")
         if self.page % 16:
             raise InputError(f"page={self.page}: the engine's kernels take multiples of 16 tokens")
+        if not (isinstance(self.profile, (list, tuple)) and all(type(one) is int and one >= 0 for one in self.profile)):
+            raise InputError(f"profile must be a list of KV heads, counted from 0, not {self.profile!r:.60}")
         object.__setattr__(self, "profile", tuple(self.profile))
+        if not isinstance(self.record, bool):
+            raise InputError(f"record must be true or false, not {self.record!r}")
+        if not (self.folder is None or isinstance(self.folder, (str, os.PathLike))):
+            raise InputError(f"folder must be a path, not {self.folder!r}")
+        object.__setattr__(self, "folder", None if self.folder is None else os.fspath(self.folder))
         if self.mode == "flexicache":
             if self.timing != "lagged":
                 raise InputError("flexicache ranks after it attends: ask for timing='lagged'")
@@ -127,7 +136,7 @@ class Settings:
             return cls.of({"mode": text})
         try:
             return cls.of(json.loads(text))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(
                 f"{VARIABLE} holds no JSON ({error}): give a mode such as reactive, or an object"
             ) from None
