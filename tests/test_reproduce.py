@@ -195,11 +195,36 @@ def test_parameters_are_checked_and_read_as_their_declared_type(tmp_path):
     assert parameters(source, {"n": "3", "x": "1e-3", "flag": "False", "name": "7"}) == {
         "n": 3, "x": 1e-3, "flag": False, "name": "7"}  # fmt: skip
     assert parameters(source, {"x": 2}) == {"x": 2.0}
-    for given in [{"n": "many"}, {"n": 1.5}, {"n": True}, {"flag": "false"}, {"flag": 1}, {"name": 3}]:
+    for given in [
+        {"n": "{[]: 1}"},
+        {"n": "-" * 100_000 + "1"},
+        {"x": "1e999"},
+        {"n": "many"},
+        {"n": 1.5},
+        {"n": True},
+        {"flag": "false"},
+        {"flag": 1},
+        {"name": 3},
+    ]:
         with pytest.raises(InputError, match="00_x"):
             parameters(source, given)
     with pytest.raises(InputError, match="unknown parameter of 00_x 'nam': did you mean name"):
         parameters(source, {"nam": "x"})
+
+
+def test_a_run_may_lie_in_a_folder_of_any_name(tmp_path):
+    book(tmp_path / "books", "00_x", "from pathlib import Path", TABLE)
+    for name in "{profile}", "a {b", 'It\'s "so" ü':
+        out = reproduce("smoke", tmp_path / name, folder=tmp_path / "books", say=lambda text: None)
+        assert (out / "tables" / "t.csv").read_text() == "smoke" and out == tmp_path / name
+
+
+def test_profile_and_folder_are_no_parameters_to_be_set(tmp_path):
+    book(tmp_path / "books", "00_x", "1")
+    for name in "profile", "out":
+        with pytest.raises(InputError, match=f"give --{name} instead"):
+            reproduce("smoke", tmp_path / "out", folder=tmp_path / "books", settings={name: str(tmp_path / "other")})
+    assert [path.name for path in tmp_path.iterdir()] == ["books"]
 
 
 @pytest.mark.parametrize("out", [".", "..", "figures", "artifact/tables", "notebooks", "wakekv/x", ".git"])

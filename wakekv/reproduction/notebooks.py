@@ -10,6 +10,7 @@ import ast
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -105,11 +106,12 @@ def parameters(notebook: Notebook, given: dict[str, object]) -> dict[str, object
         if isinstance(value, str) and not isinstance(default, str):
             try:
                 value = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 pass  # stays text, and is refused below
         if isinstance(default, float) and type(value) is int:
             value = float(value)
-        if default is not None and type(value) is not type(default):
+        endless = isinstance(value, float) and not math.isfinite(value)
+        if endless or (default is not None and type(value) is not type(default)):
             raise InputError(f"{notebook.name}: {name} is {type(default).__name__} ({default!r}), not {value!r}")
         checked[name] = value
     return checked
@@ -139,14 +141,15 @@ def run(
     failed.unlink(missing_ok=True)
     for left in folder.glob(f".{notebook.name}.*.ipynb"):
         left.unlink()  # by a run that was killed
-    command = [sys.executable, "-m", "papermill", str(notebook.path.absolute()), str(unfinished)]
+    paths = (str(path).replace("{", "{{").replace("}", "}}") for path in (notebook.path.absolute(), unfinished))
+    command = [sys.executable, "-m", "papermill", *paths]  # which puts parameters into braces
     command += ["--kernel", "python3", "--language", "python", "--cwd", str(ROOT)]
     command += ["--no-progress-bar", "--request-save-on-cell-execute", "--start-timeout", str(START_S)]
     for name, value in given.items():  # -r is text as it stands; -p reads True, None and numbers back
         command += ["-r" if isinstance(value, str) else "-p", name, str(value)]
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            with own_kernel(Path(scratch)) as environment, (Path(scratch) / "log").open("w+") as log:
+            with own_kernel(Path(scratch)) as environment, (Path(scratch) / "log").open("w+", errors="replace") as log:
                 status, ran = _watch(command, environment, log, unfinished, notebook, say, expected_s)
                 log.seek(0)
                 trouble = _trouble(notebook, unfinished, status, log.read())

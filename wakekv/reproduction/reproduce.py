@@ -63,6 +63,8 @@ def reproduce(
     out = _result_folder(Path(out or ROOT / "runs" / profile))
     books = _books(Path(folder), only)
     record = _open_record(out, profile)
+    for name in {"profile", "out"} & set(settings or {}):
+        raise InputError(f"-p {name} would be another run's: give --{name} instead")
     given = {book.name: _given(book, chosen, out, settings or {}) for book in books}
     unknown = set(settings or {}) - {name for values in given.values() for name in values}
     if unknown:
