@@ -9,7 +9,7 @@ import pytest
 
 from wakekv.__main__ import main
 from wakekv.errors import InputError
-from wakekv.reproduction.compare import TOLERANCES, as_text, compare, exact, load_rules, open_run
+from wakekv.reproduction.compare import TOLERANCES, Rule, as_text, compare, exact, load_rules, open_run
 
 TABLE = "model,budget,miss_rate,seconds_s\nsmall,8,0.5,1.0\nsmall,16,0.25,1.0\nlarge,8,0.75,1.0\n"
 CLAIMS = {"verdicts": [{"id": "evict-19-of-20", "verdict": "direction holds", "value": 0.5, "lo": None, "hi": None}]}
@@ -81,6 +81,12 @@ def test_rows_columns_and_texts_that_differ_count(runs, was, now, beyond):
     edit(runs[1] / "tables" / "t.csv", was, now)
     assert found(runs)["beyond"] == beyond
     assert compare(*map(open_run, reversed(runs)))["beyond"] == beyond
+
+
+def test_infinities_apart_are_beyond_any_tolerance(runs):
+    for run, value in zip(runs, ("inf", "-inf")):
+        edit(run / "tables" / "t.csv", "0.5", value)
+    assert found(runs, tolerances=[Rule("*", ("*",), "of anything", rel=0.5)])["beyond"] == 1
 
 
 def test_rows_in_another_order_are_matched_by_their_texts(runs):

@@ -35,6 +35,10 @@ class Rule:
     judged: bool = True
 
     def __post_init__(self):
+        if not all(isinstance(text, str) for text in (self.file, *self.columns)):
+            raise TypeError(f"file and columns are names, or patterns of them, not {self.file!r} and {self.columns!r}")
+        if not isinstance(self.judged, bool):
+            raise TypeError(f"judged is true or false, not {self.judged!r}")
         if not (self.abs >= 0 and self.rel >= 0):
             raise TypeError(f"abs and rel are numbers from 0 up, not {self.abs!r} and {self.rel!r}")
 
@@ -107,7 +111,12 @@ def load_rules(path: Path | str = TOLERANCES) -> list[Rule]:
     """The rules of a YAML file, in order. InputError, naming the entry, where one is not as it should be."""
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        return [Rule(**{**entry, "columns": tuple(entry["columns"])}) for entry in entries]
+        if not isinstance(entries, list) or any(not isinstance(entry["columns"], list) for entry in entries):
+            raise TypeError("it is a list of rules, and columns a list of each")
+        rules = [Rule(**{**entry, "columns": tuple(entry["columns"])}) for entry in entries]
+        if not (rules and rules[-1].fits("", "")):
+            raise ValueError("its last rule must fit every column of every file: file '*', columns ['*']")
+        return rules
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError) as error:
         said = " ".join(str(error).split())
         raise InputError(f"tolerances {path} cannot be read ({said}): write them as in {TOLERANCES.name}") from None
@@ -168,7 +177,7 @@ def _column(left: pd.Series, right: pd.Series, rule: Rule) -> dict[str, Any]:
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = np.where(number & (x != y), np.abs(x - y), 0.0)  # inf where one is infinite
         share = np.where(gap > 0, gap / np.maximum(np.abs(x), np.abs(y)), 0.0)
-        far = gap > rule.abs + rule.rel * np.minimum(np.abs(x), np.abs(y))
+        far = np.isinf(gap) | (gap > rule.abs + rule.rel * np.minimum(np.abs(x), np.abs(y)))
     return {
         "differing": int((gap > 0).sum()),
         "texts": int(text.sum()),
@@ -201,6 +210,8 @@ def _verdicts(a: Path, b: Path) -> list[dict[str, Any]]:
     """Claims whose verdict, value or interval differs."""
     try:
         left, right = ({verdict["id"]: {**verdict} for verdict in _read(path)["verdicts"]} for path in (a, b))
+        if any(not isinstance(name, str) for name in left.keys() | right.keys()):
+            raise TypeError("the id of a verdict is a text")
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{a} or {b} is no claims file ({error!r}): run its notebook again") from None
     rows = []
