@@ -223,8 +223,9 @@ def test_debug_shows_the_whole_error():
         (OSError(28, "No space left on device"), 2, "the disk is full"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "pip install 'wakekv[models]'"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (RuntimeError("Could not determine home directory."), 2, "set WAKEKV_CACHE"),
     ],
-    ids=["full disk", "no torch", "Ctrl-C"],
+    ids=["full disk", "no torch", "Ctrl-C", "no home"],
 )
 def test_other_endings_are_one_line_too(monkeypatch, capsys, error, status, said):
     def fail(options):
@@ -236,6 +237,29 @@ def test_other_endings_are_one_line_too(monkeypatch, capsys, error, status, said
     assert main(["claims"]) == status
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
+def test_a_terminal_without_unicode_is_shown_the_same_in_ascii(tmp_path, more):
+    (tmp_path / "run").mkdir()
+    where = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "wakekv", "claims", "--out", "run", *more]
+    done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and "not run here" in done.stdout.decode("ascii")
+    if more:
+        assert json.loads(done.stdout)[0]["place"].startswith("§")
+
+
+def test_verify_finds_what_the_repository_shows_from_any_folder(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("wakekv.reproduction.artifact.check", lambda: 7)
+    assert main(["verify"]) == 0 and "whole, 7 files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["tables", "study"])
+def test_what_the_repository_shows_is_no_place_for_results(log, capsys, command):
+    argv = [command, log, "--out", str(ROOT / "artifact")]
+    assert main(argv) == 2 and "belongs to the repository: give another --out" in capsys.readouterr().err
 
 
 def test_the_module_runs_from_another_folder(log, tmp_path):

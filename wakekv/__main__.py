@@ -22,7 +22,8 @@ EXTRAS |= dict.fromkeys(("distributed", "joblib", "fsspec"), "cluster")
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Exit status 0; 1 if a claim that is declared to hold failed; 2 on an error, told in one line."""
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(line_buffering=True)  # progress shows at once, through a pipe too
+        # progress shows at once, through a pipe too; what a terminal cannot show is shown as its number
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     options = _parser().parse_args(argv)
     try:
         return options.run(options) or 0
@@ -33,6 +34,13 @@ def main(argv: list[str] | None = None) -> int:
         if options.debug:
             raise
         print(f"wakekv: error: {_one_line(error, getattr(options, 'out', None))}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if options.debug or "home directory" not in str(error):
+            raise
+        print(
+            "wakekv: error: there is no home directory to keep files in: set WAKEKV_CACHE to a folder", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         if options.debug:

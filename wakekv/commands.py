@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from wakekv.errors import InputError, lookup
@@ -97,9 +98,16 @@ def plan(options: argparse.Namespace) -> None:
     """
     from wakekv.costs import links
     from wakekv.costs import plan as planning
-    from wakekv.logs.trace import open_trace
+    from wakekv.logs.sound import open_whole
 
-    traces = [open_trace(path) for path in options.trace]
+    # 0, less and nan are told by the plan itself
+    if not 1e-6 <= options.step_ms <= 1e9 and options.step_ms > 0:
+        raise InputError(
+            f"--step-ms is a step's time in milliseconds, from 0.000001 to 1000000000: not {options.step_ms:g}"
+        )
+    if options.batch > 1_000_000:
+        raise InputError(f"--batch counts sequences that decode together, 1000000 at most: not {options.batch}")
+    traces = [open_whole(path) for path in once(options.trace)]
     made = planning.plan(
         traces,
         links.link(options.link, planning.page_bytes_of(traces[0], options.dtype)),
@@ -224,12 +232,20 @@ def claims(options: argparse.Namespace) -> int:
       python -m wakekv claims --out runs/smoke --json
     """
     from wakekv.reproduction.claims import table
-    from wakekv.verdicts import as_text
+    from wakekv.verdicts import VERDICTS, as_text
 
     if not Path(options.out).is_dir():
         raise InputError(f"{options.out} is no run: python -m wakekv reproduce --out {options.out} makes one")
     rows = table(options.out)
-    print(json.dumps(rows, ensure_ascii=False) if options.json else as_text(rows))
+    for row in rows:
+        try:
+            known = as_text([row]) and row["verdict"] in VERDICTS
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            where = f"{Path(options.out) / 'claims'} says of {row['id']}"
+            raise InputError(f"{where} what is no verdict: run notebook {row['notebook']} again")
+    print(json.dumps(rows) if options.json else as_text(rows))
     return int(any(row["failed"] for row in rows))
 
 
@@ -254,6 +270,15 @@ def document(options: argparse.Namespace) -> None:
 def names(text: str) -> list[str]:
     """Of names with commas between."""
     return [name for name in text.split(",") if name]
+
+
+def once(paths: Sequence[str]) -> list[Path]:
+    """The same as paths. InputError for one that is named twice: a log would count as two prompts."""
+    named: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if named.setdefault(path.resolve(), path) is not path:
+            raise InputError(f"{path} is named twice: name each log once")
+    return list(named.values())
 
 
 def numbers(text: str, name: str = "--budgets", kind: type = int) -> list:

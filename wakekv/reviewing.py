@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from wakekv.commands import names, numbers
+from wakekv.commands import names, numbers, once
 from wakekv.errors import InputError
 from wakekv.files import ROOT, writable
 from wakekv.reproduction.claims import published
@@ -34,7 +35,7 @@ def verify(options: argparse.Namespace) -> None:
     from wakekv.logs.trace import open_trace, read_manifest, verify
     from wakekv.reproduction import artifact
 
-    for path in options.trace or ["artifact"]:
+    for path in options.trace or [ROOT / "artifact"]:
         if Path(path).resolve() == (ROOT / "artifact").resolve():
             print(f"what the repository shows: whole, {artifact.check()} files as {artifact.MANIFEST} says")
         elif is_shipped(path):
@@ -64,12 +65,17 @@ def tables(options: argparse.Namespace) -> None:
     from wakekv.logs.shipped import open_log
     from wakekv.policies import POLICIES
     from wakekv.reproduction.profiles import PROFILES
-    from wakekv.simulation.study import PAPER, studies
+    from wakekv.simulation.study import PAPER, pages, studies
     from wakekv.tables import matched
     from wakekv.tables.contests import SEVEN, SURVEY
 
-    folder, paths = writable(Path(options.out) / "tables"), [Path(path) for path in options.log] or _shipped()
+    folder, paths = writable(_outside(options.out) / "tables"), once(options.log) or _shipped()
     logs, budgets, paper = [open_log(path) for path in paths], PROFILES["default"].budgets, published()
+    for path, log in zip(paths, logs):
+        if pages(log) < min(budgets):
+            raise InputError(
+                f"{path} has {pages(log)} pages, and the tables begin at {min(budgets)}: take a longer log"
+            )
     names = list(dict.fromkeys([*PAPER, *SEVEN, *SURVEY]))
     needs_keys = [] if all(path.is_dir() for path in paths) else ["rkv", "reasonalloc"]
     rules = {name: POLICIES[name] for name in names if name not in needs_keys}
@@ -115,7 +121,7 @@ def study(options: argparse.Namespace) -> int:
     with Client(options.dask) if options.dask else nullcontext() as client:
         failed = tasks.study(
             options.log,
-            options.out,
+            _outside(options.out),
             policies=names(options.policies) or PAPER,
             budgets=numbers(options.budgets),
             models=names(options.models),
@@ -140,14 +146,30 @@ def pack(options: argparse.Namespace) -> None:
       python -m wakekv pack runs/default/traces/smollm2-135m_niah_d25_s0 --out artifact/logs
     """
     from wakekv.logs import shipped
-    from wakekv.logs.trace import open_trace
+    from wakekv.logs.sound import open_whole
     from wakekv.recording import spotcheck
 
-    about, folder = {}, writable(options.out)
-    for path in map(Path, options.log):
-        trace, name = open_trace(path), options.prefix + path.name + shipped.SUFFIX
-        shipped.pack(trace, spotcheck.pieces(trace), folder / name)
-        about[name] = spotcheck.about(trace.manifest)
+    if Path(options.prefix).name != options.prefix:
+        raise InputError(f"--prefix {options.prefix!r} is put before a file's name: leave slashes out")
+    folder, logs, pieces, about = writable(options.out), {}, {}, {}
+    shipped.listed(folder)  # what is packed and what lies there are looked at before anything is written
+    for path in once(options.log):
+        name = options.prefix + Path(os.path.abspath(path)).name + shipped.SUFFIX
+        if name in logs:
+            raise InputError(f"{path} and another of these would both be {name}: pack them apart, with a --prefix each")
+        logs[name] = open_whole(path)
+    for name, log in logs.items():
+        pieces[name] = spotcheck.pieces(log)
+        try:
+            about[name] = spotcheck.about(log.manifest)
+        except KeyError as error:
+            raise InputError(
+                f"{name}: its log's manifest lacks {error}, so none could make it again: record it anew"
+            ) from None
+    for other in set(folder.glob(f"*{shipped.SUFFIX}")) - {folder / name for name in logs}:
+        shipped.open_shipped(other)
+    for name, log in logs.items():
+        shipped.pack(log, pieces[name], folder / name)
     listed = json.loads(shipped.describe(options.out, about).read_text(encoding="utf-8"))["files"]
     for name, entry in listed.items():
         print(f"{name}: {entry['bytes']:,} bytes, {entry['sizes']['wants']:,} wants")
@@ -172,7 +194,7 @@ def compare(options: argparse.Namespace) -> int:
     rules = comparing.exact(rules) if options.exact else rules
     sides = comparing.open_run(options.a), comparing.open_run(options.b)
     found = comparing.compare(*sides, rules, options.only or comparing.PARTS, options.both)
-    print(json.dumps(found, ensure_ascii=False) if options.json else comparing.as_text(found))
+    print(json.dumps(found) if options.json else comparing.as_text(found))
     return int(found["beyond"] > 0)
 
 
@@ -228,6 +250,13 @@ def site(options: argparse.Namespace) -> None:
     out = build(options.results or ROOT / "artifact", logs, options.out)
     files = [path for path in out.rglob("*") if path.is_file()]
     print(f"{out / 'index.html'}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
+
+
+def _outside(out: str) -> Path:
+    """`out` as a folder of results. InputError where they would take the place of what the repository shows."""
+    if any(Path(out).resolve().is_relative_to(ROOT / name) for name in ("artifact", "figures")):
+        raise InputError(f"{out} belongs to the repository: give another --out, such as runs/mine")
+    return Path(out)
 
 
 def _regime_first(path: Path) -> tuple:
