@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import tiny
@@ -28,6 +29,7 @@ from wakekv.reproduction.recordings import logs
 from wakekv.simulation.match import Curve, pooled
 from wakekv.simulation.replay import replay
 from wakekv.simulation.simulate import curves
+from wakekv.vllm.settings import VARIABLE, Settings
 
 WANTS = [[[0, 1], [1, 2]]]  # one head, two steps
 
@@ -64,6 +66,11 @@ def doubled() -> object:
 def with_manifest(**changes: object) -> object:
     made = trace()
     return save_trace(replace(made, manifest=made.manifest | changes), "new")
+
+
+def asked(text: str) -> object:
+    with patch.dict("os.environ", {VARIABLE: text}):
+        return Settings.from_environment()
 
 
 def cases() -> Iterator[Case]:
@@ -272,6 +279,18 @@ CALLS = [
     ("Link", "a link that carries nothing", lambda: Link("x", 0, 0, ""), "link x", "above 0"),
     ("plan", "no logs", lambda: plan([], Link("x", 1, 0, ""), 1.0), "no log", "python -m wakekv record"),
     ("build", "a tokenizer that does not say where tokens stand", slow, "tokenizer", "a fast one is needed"),
+    (
+        "vllm.Settings",
+        "a mode that is a list",
+        lambda: asked('{"mode": ["reactive"]}'),
+        "['reactive']",
+        "one of reactive",
+    ),
+    ("vllm.Settings", "a profile in words", lambda: asked('{"profile": "all"}'), "'all'", "a list of KV heads"),
+    ("vllm.Settings", "a profile of half heads", lambda: asked('{"profile": [0.5]}'), "[0.5]", "a list of KV heads"),
+    ("vllm.Settings", "a record in words", lambda: asked('{"record": "no"}'), "'no'", "true or false"),
+    ("vllm.Settings", "a folder in numbers", lambda: asked('{"folder": 5}'), "not 5", "a path"),
+    ("vllm.Settings", "settings nested 100,000 deep", lambda: asked('{"a":' * 100_000), "WAKEKV_VLLM", "give a mode"),
     ("find", "a needle that stands twice", doubled, "'one' stands 2 times", "change it"),
     ("record", "an empty prompt", lambda: recorded(tokens=()), "prompt", "at least one token"),
     ("record", "an empty script", lambda: recorded(script=()), "script", "at least one token"),

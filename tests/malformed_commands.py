@@ -32,11 +32,11 @@ def windows_only(folder: Path) -> None:
     save_trace(replace(made, manifest=stated), folder / "log")
 
 
-def files(contents: str) -> Callable[[Path], None]:
-    """A model, an article, and text files: "name=content & name=content"."""
+def files(contents: str, make: Callable[[Path], object] = place) -> Callable[[Path], None]:
+    """A model and an article, or what `make` makes, and text files: "name=content & name=content"."""
 
     def to(folder: Path) -> None:
-        place(folder)
+        make(folder)
         for name, content in (part.split("=", 1) for part in contents.split(" & ")):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,6 +75,19 @@ def cases() -> Iterator[Case]:
         yield Case(where, what, names, way, tuple(argv), make=make)
 
 
+def alike(folder: Path) -> None:
+    """Two logs of one name, in two folders."""
+    for name in "a", "b":
+        save_trace(trace(), folder / name / "log")
+
+
+def shipped_alike(folder: Path) -> None:
+    for name in "a", "b":
+        (folder / name).mkdir()
+        packed(folder / name)
+
+
+VERDICT = 'out/claims/x.json={"verdicts": [{"id": "one-fetch-a-miss", "verdict": "reproduced", %s}]}'
 ROW = {"context": "c", "input": "i", "answers": ["a"], "dataset": "qasper"}
 MAIN = "record simulate plan quality system verify reproduce models claims tables study pack".split()
 MAIN += ["compare", "spotcheck", "site"]
@@ -94,10 +107,32 @@ MAKES: dict[str, Callable[[Path], object]] = {
     "packed, cut": cut_shipped,
     "packed, half": half_shipped,
     "held": held,
+    "alike": alike,
+    "shipped alike": shipped_alike,
+    "log, damaged list": files("out/manifest.json={", log),
+    "log, another's list": files('out/manifest.json={"files": {}}', log),
+    "deep": files("b.jsonl=" + "[" * 100_000),
+    "half a surrogate": files("b.jsonl=" + json.dumps(ROW | {"context": "\ud800"})),
+    "answers by name": files("b.jsonl=" + json.dumps(ROW | {"answers": {"a": 1}})),
+    "prompts of lists": files("p.jsonl=" + json.dumps({"input": ["a"] * 300})),
+    "prompts, deep": files("p.jsonl=" + "[" * 100_000),
+    "nothing executed": files('run/notebooks/00_a.ipynb={"cells": []}', packed),
+    "nested notebook": files("run/notebooks/00_a.ipynb=" + "[" * 100_000, packed),
+    "a list of a value": files(VERDICT % '"value": [1]'),
+    "an interval in words": files(VERDICT % '"value": 1, "lo": "a", "hi": "b"'),
+    "a model in numbers": files(VERDICT % '"model": 3'),
+    "no verdict": files(VERDICT.replace("reproduced", "great") % '"value": 1'),
+    "ids in numbers": files('out/claims/a.json={"verdicts": [{"id": 1}]} & other/claims/a.json={"verdicts": []}'),
     "one answer": files("b.jsonl=" + json.dumps(ROW | {"answers": "a"})),
     "another task": files("b.jsonl=" + json.dumps(ROW | {"dataset": "qaspar"})),
     "another profile": files('out/run.json={"profile": "full", "stages": {}, "volatile": {}}'),
     "a file": files("file.txt=x"),
+    "some files": files("t.yaml=- {file: 'a*', columns: ['*'], why: b}"),
+    "one column": files("t.yaml=- {file: '*', columns: abc, why: b}"),
+    "a file in numbers": files("t.yaml=- {file: 3, columns: ['*'], why: b}"),
+    "judged in words": files("t.yaml=- {file: '*', columns: ['*'], why: b, judged: no way}"),
+    "a file in a site": files("out/explorer.html=x & out/mine.txt=x"),
+    "text for a log": files("x.npz=x"),
     "a word": files("t.yaml=- {file: '*', columns: ['*'], why: b, abs: much}"),
     "damaged record": files("out/run.json={ & out/tables/a.csv=a\n1\n"),
     "damaged table": files('out/tables/a.csv=" & other/tables/a.csv=a\n1\n'),
@@ -207,6 +242,41 @@ spotcheck x.npz --share 1.5 | a share above 1 | 1.5 | between 0 and 1
 spotcheck x.npz --share nan | a share that is not a number | nan | between 0 and 1
 spotcheck x.npz | a shipped log of a model that is not known | unknown model 'made-up' | known:
 site --run nowhere --out x | a run that is not there | nowhere holds no executed notebooks | make reproduce
+PLAN --step-ms inf | a step without end | inf | from 0.000001 to 1000000000
+PLAN --batch 1000000000000000000000000 | a batch of all there is | --batch | 1000000 at most
+plan log log --step-ms 12 | a log named twice | log is named twice | name each log once
+STUDY --budgets 99 | budgets beyond all pages of a log | x.npz has 13 pages | ask for fewer
+study github://logs --out out | a store that wants more than a place | github://logs cannot be read | name logs here
+study zip://a::x.npz --out out | a store in what is no archive | zip://a::x.npz | name logs here | text for a log
+tables x.npz x.npz --out out | a log named twice | x.npz is named twice | name each log once | packed
+pack a/log b/log --out out | two logs of one name | b/log | with a --prefix each | alike
+pack log log --out out | a log named twice | log is named twice | name each log once | log
+pack log --out log | a recorded log's folder | log/manifest.json is not that of shipped logs | another folder | log
+pack log --out out | a folder whose list is damaged | out/manifest.json is damaged | remove it | log, damaged list
+pack log --out out | a folder whose list is of other files | out/manifest.json is not | another | log, another's list
+pack log --out out --prefix ../ | a prefix that leads out of the folder | '../' | leave slashes out | log
+claims --out out | a value that is a list | one-fetch-a-miss | run notebook | a list of a value
+claims --out out | an interval in words | one-fetch-a-miss | run notebook | an interval in words
+claims --out out | a model in numbers | one-fetch-a-miss | run notebook | a model in numbers
+claims --out out | a verdict that is none | one-fetch-a-miss | run notebook | no verdict
+compare out other | claims whose ids are numbers | out/claims/a.json | run its notebook again | ids in numbers
+COMPARE --tolerances t.yaml | tolerances that are none | t.yaml | cannot be read | t.yaml=[]
+COMPARE --tolerances t.yaml | tolerances of some files only | t.yaml | must fit every | some files
+COMPARE --tolerances t.yaml | a tolerance with a word for its columns | t.yaml | columns a list | one column
+COMPARE --tolerances t.yaml | a tolerance of a file in numbers | t.yaml | are names | a file in numbers
+COMPARE --tolerances t.yaml | a tolerance judged in words | t.yaml | true or false | judged in words
+REPRODUCE -p out=elsewhere | another folder as a parameter | -p out | give --out
+REPRODUCE -p profile=full | another profile as a parameter | -p profile | give --profile
+SYSTEM --budget 99 --needles 0 | a budget beyond all pages | budget 99 is more than all | ask for less
+SYSTEM --prompts p.jsonl --needles 0 | prompts that are lists | p.jsonl, line 1 | is needed | prompts of lists
+SYSTEM --prompts p.jsonl --needles 0 | prompts nested 100,000 deep | p.jsonl, line 1 | is needed | prompts, deep
+BENCHMARK | a benchmark's line nested 100,000 deep | b.jsonl, line 1 | are needed | deep
+BENCHMARK | a benchmark's line with half a surrogate | b.jsonl, line 1 | are needed | half a surrogate
+BENCHMARK | a benchmark's line with answers by name | b.jsonl, line 1 | a list of them | answers by name
+site --log x.npz --out out | a site with another's file in it | out holds mine.txt | move it | a file in a site
+site --log a/x.npz --log b/x.npz --out out | two logs of one name | two of the 2 logs | rename one | shipped alike
+site --run run --log x.npz --out out | a notebook with nothing in it | 00_a.ipynb | no executed | nothing executed
+site --run run --log x.npz --out out | a notebook nested 100,000 deep | 00_a.ipynb | no executed | nested notebook
 plan log other --step-ms 12 | logs of two models | another | one at a time | two models
 PLAN | a log whose layers all have a window | every layer of made-up | no page to plan for | windows only
 plan x.npz --step-ms 12 | a shipped log, where a whole one is needed | x.npz | record | packed

@@ -20,6 +20,7 @@ from wakekv.logs.trace import Trace, save_trace
 
 AGAIN, BACK = "record it again", "fetch the repository's again, or pack it again"
 VERIFY, SIMULATE = ("verify", "log"), ("simulate", "log", "--policy", "reactive", "--budgets", "4")
+STUDY = ("--policies", "reactive", "--budgets", "4", "--out", "out")
 SHIPPED = ("simulate", "x.npz", "--policy", "reactive", "--budgets", "4")
 
 
@@ -124,6 +125,11 @@ def restated(**changes: object) -> bytes:
     return json.dumps(made | changes).encode()
 
 
+def deep(depth: object) -> bytes:
+    """The manifest of a shipped log whose needle lies at `depth`."""
+    return restated(prompt=trace().manifest["prompt"] | {"params": {"depths": depth}})
+
+
 def shipped(change: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda folder: change(packed(folder).parent)
 
@@ -144,6 +150,12 @@ def cases() -> Iterator[Case]:
     yield Case("simulate", "a shipped log that is not there", "x.npz", "see artifact/logs", SHIPPED)
     for what, make, names in IN_ARCHIVE:
         yield Case("simulate", what, names, BACK, SHIPPED, make=make)
+    for what, make, names in STUDIED:
+        yield Case("study", what, names, AGAIN, ("study", "log", *STUDY), make=make)
+    for what, make, names in STUDIED_SHIPPED:
+        yield Case("study", what, names, BACK, ("study", "x.npz", *STUDY), make=make)
+    for what, make, names in PLANNED:
+        yield Case("plan", what, names, AGAIN, ("plan", "log", "--step-ms", "12"), make=make)
     for what, make, names, way in SHIPPED_ON_DISK:
         yield Case("verify", what, names, way, ("verify", "."), make=make)
 
@@ -226,6 +238,44 @@ STATED = [
     ("a manifest with a needle of one number", stated(lambda m: m["prompt"].update(needle=[[9]])), "garbles an entry"),
 ]
 
+PLANNED = [
+    ("a manifest without windows", stated(lambda m: m["model"].pop("windows")), "model.windows is None"),
+    (
+        "a manifest with windows of too few layers",
+        stated(lambda m: m["model"].update(windows=[None])),
+        "model.windows is [None]",
+    ),
+    ("a manifest with a model of two names", stated(lambda m: m["model"].update(name=["a", "b"])), "model.name is"),
+]
+
+STUDIED = [
+    ("a manifest that is no JSON", manifest("{"), "log: manifest.json is not JSON"),
+    ("a manifest nested 100,000 deep", manifest("[" * 100_000), "log: manifest.json is not JSON"),
+    ("a folder in the manifest's place", log(lambda p: in_place(p / "manifest.json")), "log: manifest.json"),
+    ("a manifest without its own sha256", stated(lambda m: m.pop("sha256")), "its own sha256"),
+    ("a manifest without sizes", manifest('{"format": "wakekv-trace", "sha256": "0"}'), "'model'"),
+    ("a manifest without a regime", stated(lambda m: m["prompt"].pop("regime")), "prompt.regime is None"),
+    (
+        "a manifest that says in words what is flagged",
+        stated(lambda m: m.update(repetition="no")),
+        "repetition.flagged",
+    ),
+]
+
+STUDIED_SHIPPED = [
+    ("a shipped log with a flipped bit in what is packed", lambda f: flip(packed(f), 99), "x.npz is damaged"),
+    ("a shipped log whose manifest is a list", repacked(manifest__json=b"[]"), "x.npz is damaged"),
+    ("a shipped log whose manifest is nested", repacked(manifest__json=b"[" * 100_000), "x.npz is damaged"),
+    ("a shipped log of no model", repacked(manifest__json=restated(model={})), "x.npz is damaged"),
+    ("a shipped log without a kind of text", repacked(manifest__json=restated(text={})), "text.mode is None"),
+]
+
+
+def in_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 NUMBERS = [
     (
         "positions that do not rise",
@@ -294,6 +344,8 @@ IN_ARCHIVE = [
     ),
     ("a shipped log that states more steps", repacked(manifest__json=restated(n_steps=7)), "disagree"),
     ("a shipped log that states steps in words", repacked(manifest__json=restated(n_steps="7")), "x.npz is damaged"),
+    ("a shipped log with a depth in words", repacked(manifest__json=deep("half")), "depths is"),
+    ("a shipped log without a device", repacked(manifest__json=restated(device=None)), "device is None"),
     ("a shipped log with too few texts", repacked(pieces__json=b'["a"]'), "disagree"),
     ("a shipped log that unpacks to 2 GB", lambda f: bomb(f), "unpacked it has more than"),
 ]
