@@ -113,6 +113,12 @@ def repacked(**changes: bytes | None) -> Callable[[Path], object]:
     return to
 
 
+def encrypted(folder: Path) -> None:
+    """One bit in the archive's list of contents says so."""
+    path = packed(folder)
+    flip(path, path.read_bytes().index(b"PK\x01\x02") + 8)
+
+
 def npy(content: np.ndarray) -> bytes:
     made = io.BytesIO()
     np.save(made, content, allow_pickle=True)
@@ -335,6 +341,9 @@ IN_ARCHIVE = [
         repacked(page_low__npy=npy(np.zeros(9, np.uint8))),
         "x.npz is damaged",
     ),
+    ("a shipped log that wants a page twice in a step", repacked(page_low__npy=npy(np.zeros(248, np.uint8))), "twice"),
+    ("a shipped log of pages made too late", repacked(created__npy=npy(np.full(13, 5, np.int32))), "as their tokens"),
+    ("a shipped log that seems encrypted", encrypted, "password"),
     ("a shipped log that wants pages beyond its last", lambda f: beyond(f), "it wants page"),
     ("a shipped log whose manifest is a list", repacked(manifest__json=b"[]"), "x.npz is damaged"),
     (

@@ -15,6 +15,7 @@ from wakekv.errors import InputError, TraceError
 from wakekv.files import ROOT
 from wakekv.logs.demand import demand
 from wakekv.logs.shipped import code, describe, open_log, open_shipped, pack, verify_shipped
+from wakekv.logs.sound import of_pages
 from wakekv.logs.trace import save_trace
 from wakekv.policies import POLICIES
 from wakekv.simulation.simulate import curves
@@ -138,6 +139,15 @@ def test_simulate_says_the_same_of_both(trace, packed, tmp_path, capsys):
         assert main(["simulate", str(log), "--policy", "reactive", "--budgets", "2,4,8", "--json"]) == 0
         told.append(json.loads(capsys.readouterr().out))
     assert told[0] == told[1]
+
+
+def test_a_page_wanted_too_early_is_refused(packed):
+    log = open_shipped(packed)
+    counts, page = log.counts.copy(), log.page.copy()
+    page[0] = log.n_pages - 1
+    said = of_pages(counts, page, log.created, log.n_prompt)
+    assert said == "head 0 wants a page before it is there"
+    assert of_pages(counts, log.page, log.created, log.n_prompt) == ""
 
 
 def test_what_the_repository_ships_is_whole_small_and_says_where_it_came_from():

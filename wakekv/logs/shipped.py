@@ -30,14 +30,15 @@ import numpy as np
 from wakekv.errors import InputError, TraceError
 from wakekv.files import difference, entries, replacing, sha256, write_json
 from wakekv.logs.demand import UNITS, Demand, demand
-from wakekv.logs.sound import open_whole, stated
+from wakekv.logs.sound import of_pages, open_whole, stated
 from wakekv.logs.trace import PAGE, Trace, layout
 
 FORMAT, VERSION, SUFFIX = "wakekv-pages", 1, ".npz"
 AGAIN = "fetch the repository's again, or pack it again"
 MOST_BYTES = 1 << 30  # of a shipped log unpacked
-# What reading one raises: TokenError is numpy's word for some damaged heads of arrays.
-BROKEN = (KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, RecursionError, TokenError)
+# What reading one raises: TokenError is numpy's word for some damaged heads of arrays, RuntimeError zipfile's for parts
+# that seem encrypted, or packed in another way, and json's for what is nested too deep.
+BROKEN = (KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, RuntimeError, TokenError)
 PER_OCTAVE, LOWEST = 8, -31  # weight codes: eighths of octaves above 2**-31; code 0 is no weight
 ARRAYS = {"tokens": "int32", "counts": "uint16", "created": "int32", "page_low": "uint8", "page_high": "uint8",
           "weights": "uint8", "prompt_rows": "uint8"}  # fmt: skip
@@ -200,6 +201,8 @@ def open_shipped(path: str | Path) -> Shipped:
         raise TraceError(f"{path}: its arrays and its manifest disagree about how much there is: {AGAIN}")
     if page.max(initial=0) >= n_pages:
         raise TraceError(f"{path}: it wants page {page.max()} of {n_pages}: {AGAIN}")
+    if fault := of_pages(log.counts, page, log.created, log.n_prompt):
+        raise TraceError(f"{path}: {fault}: {AGAIN}")
     return log
 
 

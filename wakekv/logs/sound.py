@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wakekv.errors import TraceError
-from wakekv.logs.trace import Trace, open_trace
+from wakekv.logs.trace import PAGE, Trace, open_trace
 
 TOLERANCE = 0.01  # of a sum of weights, which are rounded to float16 when they are logged
 SAID = {  # of what a manifest says beside sizes: where it stands, and of which kind it is
@@ -55,6 +55,24 @@ def open_whole(path: str | Path) -> Trace:
     except ValueError as error:
         raise TraceError(f"{path}: manifest.json lacks or garbles an entry ({error}); record it again") from None
     return trace
+
+
+def of_pages(counts: np.ndarray, page: np.ndarray, created: np.ndarray, n_prompt: int) -> str:
+    """What is amiss with a log at page level, if anything: pages that are not there as their tokens come, and wants,
+    counts [head, step] of them, of a page before that, or twice in a step, for which no compiled loop has room."""
+    if not np.array_equal(created, np.maximum(np.arange(len(created)) * PAGE - (n_prompt - 1), -1)):
+        return "its pages are not there as their tokens come"
+    at = 0
+    for head, wanted in enumerate(counts):
+        own = page[at : at + int(wanted.sum())]
+        at, step = at + len(own), np.repeat(np.arange(len(wanted)), wanted)
+        if (created[own] > step).any():
+            return f"head {head} wants a page before it is there"
+        seen = np.zeros((len(wanted), len(created)), bool)
+        seen[step, own] = True
+        if seen.sum() < len(own):
+            return f"head {head} wants a page twice in a step"
+    return ""
 
 
 def _faults(trace: Trace) -> Iterator[str]:

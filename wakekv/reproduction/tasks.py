@@ -29,6 +29,7 @@ from wakekv import kernels
 from wakekv.errors import InputError, WakeKVError, lookup
 from wakekv.files import writable, write
 from wakekv.logs.blocks import simulate
+from wakekv.logs.shipped import BROKEN
 from wakekv.policies import POLICIES, Policy
 from wakekv.reproduction.places import Place, find, local
 from wakekv.reproduction.sources import files_of
@@ -157,7 +158,7 @@ class Kept:
         try:
             with open(self.path(task), "rb") as file, np.load(file, allow_pickle=False) as held:
                 return Curves(policy=task.rule, **{n: a if a.ndim else a.item() for n, a in dict(held).items()})
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        except (*BROKEN, zipfile.BadZipFile, zlib.error):
             return None
 
 
