@@ -133,6 +133,15 @@ MAKES: dict[str, Callable[[Path], object]] = {
     "judged in words": files("t.yaml=- {file: '*', columns: ['*'], why: b, judged: no way}"),
     "a file in a site": files("out/explorer.html=x & out/mine.txt=x"),
     "text for a log": files("x.npz=x"),
+    "stages in a list": files('out/run.json={"profile": "smoke", "stages": [], "volatile": {}}'),
+    "a stage in numbers": files('out/run.json={"profile": "smoke", "stages": {"00_start": 3}, "volatile": {}}'),
+    "a time in words": files(
+        'out/run.json={"profile": "smoke", "stages": {}, "volatile": {"00_start": {"seconds_s": "long"}}}'
+    ),
+    "outputs outside": files(
+        'out/run.json={"profile": "smoke", "volatile": {}, "stages": {"00_start": {"inputs": {}, "outputs": '
+        '{"tables/../../article.txt": "0"}}}}'
+    ),
     "a word": files("t.yaml=- {file: '*', columns: ['*'], why: b, abs: much}"),
     "damaged record": files("out/run.json={ & out/tables/a.csv=a\n1\n"),
     "damaged table": files('out/tables/a.csv=" & other/tables/a.csv=a\n1\n'),
@@ -288,6 +297,10 @@ BENCHMARK | a benchmark's task that is not known | b.jsonl, line 1 | did you mea
 REPRODUCE --out file.txt | a file for a folder | file.txt is a file | give a folder | a file
 REPRODUCE --out file.txt/out | a folder below a file | file.txt/out cannot be written | another place | a file
 REPRODUCE | a run whose record is damaged | run.json is damaged | remove it | out/run.json={
+REPRODUCE | a run whose stages are a list | run.json is damaged | remove it | stages in a list
+REPRODUCE | a run with a stage in numbers | run.json is damaged | remove it | a stage in numbers
+REPRODUCE | a run that took a time in words | run.json is damaged | remove it | a time in words
+REPRODUCE | a run whose outputs lead out of its folder | run.json is damaged | remove it | outputs outside
 REPRODUCE | a run whose record is a list | run.json is damaged | remove it | out/run.json=[]
 REPRODUCE | a run of another profile | a run of profile full | give another --out | another profile
 REPRODUCE | a folder that another run holds | another run is writing into | wait for it | held

@@ -147,6 +147,13 @@ def test_without_a_record_the_document_says_so(tmp_path):
     assert "no record" in PARTS["run"](tmp_path) and "–" in PARTS["items"](tmp_path)
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"stages": [], "volatile": {}}', "[" * 100_000])
+def test_a_record_that_is_damaged_is_named(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match="run.json is damaged"):
+        document.run_at_a_glance(tmp_path)
+
+
 def test_a_part_that_nobody_makes_is_named(tmp_path):
     with pytest.raises(InputError, match="part 'hours'"):
         render("<!-- begin hours -->\n<!-- end -->", tmp_path)

@@ -79,7 +79,12 @@ def render(text: str, shown: Path) -> str:
 def reference(shown: Path) -> dict:
     """The reference run's record, artifact/run.json; empty if none was kept."""
     path = shown / "run.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}, "volatile": {}}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}, "volatile": {}}
+        record["stages"].keys(), record["volatile"].keys()
+        return record
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}): take it from the repository again") from None
 
 
 def run_at_a_glance(shown: Path) -> str:

@@ -249,14 +249,25 @@ def _open_record(out: Path, profile: str) -> dict:
     path = out / "run.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        was, _, _ = record["profile"], record["stages"], record["volatile"]
+        was, stages, costs = record["profile"], record["stages"], record["volatile"]
+        for stage in stages.values():
+            stage["inputs"].keys()
+            if any(map(_outside, stage["outputs"].keys())):
+                raise ValueError("it names files that no notebook leaves")
+        if any(float(cost["seconds_s"]) < 0 for cost in costs.values()):
+            raise ValueError("nothing takes less than no time")
     except FileNotFoundError:
         was, record = profile, {"profile": profile, "stages": {}, "volatile": {}}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{_shown(path)} is damaged: remove it, and every notebook will run again") from None
     if was != profile:
         raise InputError(f"{_shown(out)} holds a run of profile {was}: give another --out for {profile}")
     return record
+
+
+def _outside(name: str) -> bool:
+    """Is a file's name none of those that lie in a run's folders? What a notebook leaves no more is removed by it."""
+    return name.split("/")[0] not in RESULTS or ".." in name.split("/")
 
 
 def _stamps(out: Path) -> dict[str, tuple[int, int]]:
