@@ -44,7 +44,7 @@ def test_equal_runs_are_equal(runs, capsys):
     result = found(runs)
     assert result["beyond"] == 0 and not result["verdicts"] and not result["only_in_one"]
     assert main(["compare", *map(str, runs)]) == 0
-    assert "2 of 2 tables are equal; beyond tolerance: 0" in capsys.readouterr().out
+    assert "2 of 2 tables are equal; 0 verdicts differ; beyond tolerance: 0" in capsys.readouterr().out
 
 
 def test_a_small_difference_is_told_and_a_large_one_counts(runs, capsys):
@@ -64,6 +64,12 @@ def test_what_a_clock_measured_is_shown_and_not_judged(runs):
     edit(runs[1] / "tables" / "t.csv", "0.5,1.0", "0.5,99.0")
     table = found(runs, tolerances=exact(load_rules()))["tables"][-1]
     assert table["beyond"] == 0 and table["differing"] == 1 and "clock" in table["columns"]["seconds_s"]["not judged"]
+    said = as_text(found(runs, tolerances=load_rules()))
+    assert (
+        "tables/t.csv: 1 of " in said
+        and "1 of them not judged; beyond tolerance: 0" in said
+        and "by 0 at most" not in said
+    )
 
 
 @pytest.mark.parametrize(

@@ -222,10 +222,11 @@ def test_debug_shows_the_whole_error():
     [
         (OSError(28, "No space left on device"), 2, "the disk is full"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "pip install 'wakekv[models]'"),
+        (ModuleNotFoundError("No module named 'filelock'", name="filelock"), 2, "pip install 'wakekv[cluster]'"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (RuntimeError("Could not determine home directory."), 2, "set WAKEKV_CACHE"),
     ],
-    ids=["full disk", "no torch", "Ctrl-C", "no home"],
+    ids=["full disk", "no torch", "no filelock", "Ctrl-C", "no home"],
 )
 def test_other_endings_are_one_line_too(monkeypatch, capsys, error, status, said):
     def fail(options):

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from wakekv import __version__, commands, reviewing
 from wakekv.errors import WakeKVError
 
-EXTRAS = {"torch": "models", "transformers": "models", "papermill": "notebooks", "matplotlib": "figures"}
-EXTRAS |= dict.fromkeys(("distributed", "joblib", "fsspec"), "cluster")
+EXTRAS = {"torch": "models", "transformers": "models", "matplotlib": "figures"}
+EXTRAS |= dict.fromkeys(("papermill", "nbformat", "nbconvert"), "notebooks")
+EXTRAS |= dict.fromkeys(("distributed", "joblib", "fsspec", "filelock"), "cluster")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -90,7 +90,8 @@ def tables(options: argparse.Namespace) -> None:
     for name, table in made.items():
         table.save(folder, name)
     print(made["04_sweep"].markdown(), end="")
-    print(f"{len(logs)} logs; {', '.join(made)} in {folder}")
+    left_out = "" if kernels.AVAILABLE else "; 05_table3 and 05_systems take numba: pip install 'wakekv[fast]'"
+    print(f"{len(logs)} logs; {', '.join(made)} in {folder}{left_out}")
 
 
 def study(options: argparse.Namespace) -> int:

@@ -135,8 +135,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _table(name: str, a: Path, b: Path, rules: Sequence[Rule]) -> dict[str, Any]:
-    """cells; differing, max_abs, max_rel over numbers; texts that differ; beyond; columns: the same for each."""
-    same = {"cells": 0, "differing": 0, "texts": 0, "max_abs": 0.0, "max_rel": 0.0, "beyond": 0, "columns": {}}
+    """cells; differing numbers, not_judged of them, and max_abs, max_rel of the others; texts that differ; beyond;
+    columns: the same for each."""
+    same = dict.fromkeys(("cells", "differing", "not_judged", "texts", "max_abs", "max_rel", "beyond"), 0)
+    same |= {"columns": {}}
     if a.read_bytes() == b.read_bytes():
         return same
     try:
@@ -157,6 +159,7 @@ def _table(name: str, a: Path, b: Path, rules: Sequence[Rule]) -> dict[str, Any]
         for count in "differing", "texts":
             found[count] += cells[count]
         found["beyond"] += cells["beyond"]
+        found["not_judged"] += 0 if rule.judged else cells["differing"]
         for most in ("max_abs", "max_rel") if rule.judged else ():
             found[most] = max(found[most], cells[most])
         found["columns"] = found["columns"] | {column: cells | ({} if rule.judged else {"not judged": rule.why})}
@@ -259,8 +262,11 @@ def as_text(found: Mapping[str, Any]) -> str:
         changed = table["differing"] + table["texts"] + table.get("rows_in_one", 0)
         if not changed and not table["beyond"]:
             continue
-        said = f"{table['differing']} of {table['cells']} numbers differ, by {table['max_abs']:.3g} at most"
-        said += f" ({table['max_rel']:.2g} of the value)" + (f", {table['texts']} texts" if table["texts"] else "")
+        judged = table["differing"] - table["not_judged"]
+        said = f"{table['differing']} of {table['cells']} numbers differ"
+        said += f", {table['not_judged']} of them not judged" if table["not_judged"] else ""
+        said += f", by {table['max_abs']:.3g} at most ({table['max_rel']:.2g} of the value)" if judged else ""
+        said += f", {table['texts']} texts" if table["texts"] else ""
         said += f", {table['rows_in_one']} rows only in one" if table.get("rows_in_one") else ""
         lines.append(f"{table['file']}: {said}; beyond tolerance: {table['beyond']}")
         for column, cells in table["columns"].items():
@@ -271,9 +277,12 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines.append(f"claim {verdict['id']}: " + "; ".join(f"{k} {was} -> {now}" for k, (was, now) in fields.items()))
     for name, row in found["record"]["notebooks"].items():
         parts = [f"{part} {row[part]}" for part in ("only_in", "parameters", "versions", "seeds") if part in row]
-        parts += [f"{len(row['inputs'])} inputs differ, such as {row['inputs'][0]}"] if "inputs" in row else []
+        if inputs := row.get("inputs"):
+            parts += [
+                f"inputs differ: {', '.join(inputs[:3])}" + (f" and {len(inputs) - 3} more" if inputs[3:] else "")
+            ]
         lines += [f"{name}: {'; '.join(parts)}"] if parts else []
     equal = sum(not (t["differing"] or t["texts"] or t["beyond"]) for t in found["tables"])
-    return "\n".join(
-        [*lines, f"{equal} of {len(found['tables'])} tables are equal; beyond tolerance: {found['beyond']}"]
-    )
+    tables = f"{equal} of {len(found['tables'])} tables are equal; " if found["tables"] else ""
+    changed = sum(verdict["verdict_changed"] for verdict in found["verdicts"])
+    return "\n".join([*lines, f"{tables}{changed} verdicts differ; beyond tolerance: {found['beyond']}"])
