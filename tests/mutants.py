@@ -30,7 +30,7 @@ from wakekv.reproduction.claims import hardware
 TESTED = {
     "stats": ("test_stats.py",),
     "simulation/match": ("test_match.py",),
-    "simulation/simulate": ("test_simulate.py",),
+    "simulation/simulate": ("test_simulate.py", "test_blocks.py"),
     "policies/ledger": ("test_golden.py", "test_policies.py"),
     "policies/classic": ("test_golden.py", "test_published_policies.py", "test_blocks.py", "test_policies.py"),
     **{f"policies/{name}": ("test_golden.py", "test_published_policies.py", "test_policies.py")
@@ -58,6 +58,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
             "start = np.searchsorted(groups[head[best]], np.arange(groups.max() + 2))",
         )
     },
+    (
+        "simulation/simulate",
+        "depth, nominal = np.arange(deepest + 1), np.arange(n_pages + 1)",
+        "deepest + 2",
+    ): UNREAD,
     ("policies/offload", "layers = np.arange(seen.layer.max() + 1)", "seen.layer.max() + 2"): UNREAD,
     (
         "policies/offload",
@@ -67,6 +72,10 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     **{
         (module, was, "-2"): NEGATIVE
         for module, was in (
+            (
+                "simulation/simulate",
+                "rank, seen.recency.reshape(-1), seen.known.reshape(-1), depth.reshape(-1), heads, group_start,",
+            ),
             ("simulation/simulate", "rank = np.ascontiguousarray(ranked(policy, seen), np.float64).reshape(-1)"),
             (
                 "policies/roles",

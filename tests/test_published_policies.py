@@ -530,6 +530,8 @@ def test_heterocache_reloads_at_every_so_many_steps_and_not_between():
     log = prompted([[[9, 8, 1, 1]] * 2] * 2, wants=[pivot, [[0]] * 5], n_steps=5, first_touch="warm")
     policy = HeteroCache(leader=(0, 0), steady=(1.0, 1.0), every=4)
     assert [kept(log, policy, 2, step=t, head=1) for t in range(5)] == [{0, 1}] * 3 + [{2, 3}] * 2
+    late = prompted([[[9, 8, 1, 1]] * 2] * 2, wants=[[[0, 1]] * 3 + [[2, 3]], [[0]] * 4], first_touch="warm")
+    assert kept(late, policy, 2, step=3, head=1) == {0, 1}, "one step of four is not the median"
 
 
 def test_what_was_fitted_is_not_printed_with_every_head():

@@ -23,6 +23,7 @@ VARIANTS = {
     "as published": {},
     "pooled over a layer": {"scope": "layer"},
     "pooled over the model": {"scope": "model"},
+    "trimmed every second step": {"every": 2},
     "trimmed every third step": {"every": 3},
     "from the prompt": {"start": "prompt"},
     "once": {"start": "prompt", "every": 0},
