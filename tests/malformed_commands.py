@@ -254,6 +254,8 @@ site --run nowhere --out x | a run that is not there | nowhere holds no executed
 PLAN --step-ms inf | a step without end | inf | from 0.000001 to 1000000000
 PLAN --batch 1000000000000000000000000 | a batch of all there is | --batch | 1000000 at most
 plan log log --step-ms 12 | a log named twice | log is named twice | name each log once
+STUDY --dask nonsense | a scheduler without a port | 'nonsense' | tcp://host:8786
+STUDY --dask gopher://host:1 | a scheduler of an unknown kind | 'gopher://host:1' | tcp://host:8786
 STUDY --budgets 99 | budgets beyond all pages of a log | x.npz has 13 pages | ask for fewer
 study github://logs --out out | a store that wants more than a place | github://logs cannot be read | name logs here
 study zip://a::x.npz --out out | a store in what is no archive | zip://a::x.npz | name logs here | text for a log

@@ -234,6 +234,8 @@ ARGUMENTS = [
         "fewer steps",
     ),
     ("no weights a step", (*COT, "--k", "0"), "k=0", "count from 1"),
+    ("more weights than any row has", (*COT, "--k", "1" + "0" * 18), "not 1" + "0" * 18, "at most 1000000"),
+    ("a seed that no sampler takes", (*COT, "--text", "sampled", "--seed", "9" * 20), "9" * 20, "are at most"),
     ("a negative seed", (*COT, "--seed", "-1"), "seed -1", "from 0 up"),
     ("a text that is none of the three", (*COT, "--text", "loud"), "'loud'", "choose from"),
     ("a length of nothing", (*NIAH, "--length", "0"), "length 0", "at least 1"),

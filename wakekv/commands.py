@@ -31,6 +31,8 @@ def record(options: argparse.Namespace) -> None:
     lookup(options.regime, prompts.REGIMES, "regime")
     if (Path(options.out) / "manifest.json").exists() and not options.resume:
         raise InputError(f"{options.out} holds a log already: choose another --out, or remove it")
+    if options.k > 1_000_000 or (options.text == "sampled" and options.seed >= 1 << 63):
+        raise InputError(f"--k and --seed are at most 1000000 and {(1 << 63) - 1}, not {options.k} and {options.seed}")
     writable(options.out)
     loaded = models.load(options.model, dtype=options.dtype, device=options.device)
     prompt = prompts.build(

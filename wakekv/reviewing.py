@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -116,6 +117,8 @@ def study(options: argparse.Namespace) -> int:
 
     if options.jobs < 1:
         raise InputError(f"--jobs counts processes from 1, not {options.jobs}")
+    if options.dask and not re.fullmatch(r"(tcp|tls|wss?|ucx)://\S+:\d+", options.dask):
+        raise InputError(f"--dask takes a scheduler's address, tcp://host:8786, not {options.dask!r}")
     if options.dask:
         from distributed import Client
 
