@@ -38,6 +38,7 @@ from wakekv.policies import POLICIES
 from wakekv.reproduction import artifact
 from wakekv.reproduction.claims import hardware, load_claims, table
 from wakekv.reproduction.compare import compare, load_rules, open_run
+from wakekv.reproduction.places import find
 from wakekv.reproduction.reproduce import _open_record
 from wakekv.simulation.simulate import curves
 
@@ -57,8 +58,8 @@ def build(root: Path) -> None:
     save_trace(trace, root / "log")
     pack(trace, [str(token) for token in trace.tokens], root / "logs" / "x.npz")
     describe(root / "logs", {})
-    claims, rules = ("\n- ".join((ROOT / "artifact" / name).read_text().split("\n- ")[:4])
-                     for name in ("claims.yaml", "tolerances.yaml"))  # fmt: skip
+    entries = [(ROOT / "artifact" / name).read_text().split("\n- ") for name in ("claims.yaml", "tolerances.yaml")]
+    claims, rules = ("\n- ".join([*some[:3], some[-1]]) for some in entries)
     verdict = {"id": "x", "verdict": "direction holds", "value": "3/4", "number": 0.75}
     write_json(_in(root / "run" / "claims" / "00.json"), {"notebook": "00", "verdicts": [verdict]})
     write(_in(root / "run" / "tables" / "x.csv"), "name,value\na,1\nb,2.5\n")
@@ -76,12 +77,13 @@ def _in(path: Path) -> Path:
 
 def use_log(root: Path) -> None:
     """What `verify` and `simulate` do with a log."""
-    _all([lambda: verify(root / "log"), lambda: check(open_trace(root / "log"))])
+    _all([lambda: find([str(root / "log")]), lambda: verify(root / "log"), lambda: check(open_trace(root / "log"))])
     log = open_trace(root / "log")
     _all([lambda unit=unit: curves(demand(log, unit), POLICIES["reactive"], [2]) for unit in UNITS])
 
 
 def use_shipped(root: Path) -> None:
+    find([str(root / "logs")])
     log = open_shipped(root / "logs" / "x.npz")
     uses = [lambda unit=unit: curves(demand(log, unit), POLICIES["lfu"], [2]) for unit in UNITS]
     _all([lambda: verify_shipped(root / "logs"), *uses])
