@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from scipy.stats import binomtest, norm
-from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.multitest import multipletests, multitest_alias
 from statsmodels.stats.proportion import proportion_confint
 
-from wakekv.errors import InputError
+from wakekv.errors import InputError, lookup
 
 ENOUGH = 5  # prompts below which an interval describes the sample and claims nothing beyond it
 RESAMPLES = 2000
@@ -69,6 +69,8 @@ def bootstrap(
         raise InputError(f"bootstrap needs sums as [prompt, column] with at least one prompt, got shape {sums.shape}")
     if np.isnan(sums).any():
         raise InputError("bootstrap got a sum that is nan: leave out what is undefined, and count it, before summing")
+    if not (isinstance(resamples, int | np.integer) and resamples >= 1 and 0 < level < 1):
+        raise InputError(f"an interval takes a whole number of resamples and a level in 0..1, not {resamples}, {level}")
     n = len(sums)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(sums.sum(0)))
@@ -88,7 +90,9 @@ def bootstrap(
 
 
 def ratio(over: Sequence[float], under: Sequence[float], **how) -> Estimate:
-    """sum(over) / sum(under) with `bootstrap`'s interval. over, under: [prompt]."""
+    """sum(over) / sum(under) with `bootstrap`'s interval. over, under: [prompt]. InputError for two lengths."""
+    if np.shape(over) != np.shape(under):
+        raise InputError(f"a ratio needs one shape over and under the line, got {np.shape(over)} and {np.shape(under)}")
     return bootstrap(np.column_stack([over, under]), lambda total: total[..., 0] / total[..., 1], **how)
 
 
@@ -103,8 +107,8 @@ def mean(values: Sequence[float], **how) -> Estimate:
 
 def proportion(count: int, n: int, *, unit: str, level: float = LEVEL) -> Estimate:
     """count / n of independent units, with Wilson's interval (statsmodels)."""
-    if not 0 <= count <= n:
-        raise InputError(f"a proportion needs 0 <= count <= n, got {count} of {n}")
+    if not 0 <= count <= n < np.inf:
+        raise InputError(f"a proportion needs 0 <= count <= n, both finite, got {count} of {n}")
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0, unit, "undefined: nothing to count")
     lo, hi = proportion_confint(count, n, alpha=1 - level, method="wilson")
@@ -134,6 +138,10 @@ def sign_test(differences: Sequence[float], tie: float = 0.0) -> SignTest:
     differences = np.asarray(differences, float)
     if np.isnan(differences).any():
         raise InputError("a sign test got a difference that is nan: leave that prompt out and say so")
+    if differences.ndim != 1 or not tie >= 0:
+        raise InputError(
+            f"a sign test takes a difference a prompt and a tie of at least 0, got {differences.shape}, {tie}"
+        )
     wins, losses = int(np.sum(differences > tie)), int(np.sum(differences < -tie))
     p = float(binomtest(wins, wins + losses).pvalue) if wins + losses else np.nan
     return SignTest(wins, len(differences) - wins - losses, losses, p)
@@ -157,6 +165,9 @@ def adjust(p: Sequence[float], method: str = "bonferroni", alpha: float = 0.05, 
     """
     p = np.asarray(p, float)
     known = ~np.isnan(p)
+    lookup(method, multitest_alias, "correction")
+    if not ((p[known] >= 0) & (p[known] <= 1)).all():
+        raise InputError("a p-value lies outside 0..1: give p-values, not statistics")
     n, size = int(known.sum()), int(known.sum()) if family is None else family
     if size < n or (size > n and method != "bonferroni"):
         raise InputError(f"a family of {size} tests cannot correct {n} p-values by {method!r}")

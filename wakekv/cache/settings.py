@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from wakekv.errors import InputError, lookup
 from wakekv.policies import POLICIES, Policy
 
@@ -55,10 +57,21 @@ class Settings:
     def __post_init__(self):
         if isinstance(self.policy, str):
             object.__setattr__(self, "policy", lookup(self.policy, POLICIES, "policy"))
+        if not isinstance(self.policy, Policy):
+            raise InputError(f"policy must be a name or a Policy, not {self.policy!r}")
+        if not (self.slow is None or isinstance(self.slow, str | Path)):
+            raise InputError(f"slow must be a folder, or None for host memory, not {self.slow!r}")
+        for name in ("eps", "least"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int | float | np.number):
+                raise InputError(f"{name} must be a number, not {value!r}")
         for name in ("budget", "budget_bytes", "every", "wants", "page", "max_tokens", "block"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
+            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if value is not None and not (whole and value >= 1):
                 raise InputError(f"{name} counts from 1 and must be a whole number, not {value!r}")
+            if value is not None:
+                object.__setattr__(self, name, int(value))
         if (self.budget is None) == (self.budget_bytes is None):
             raise InputError("give either budget (pages per KV head) or budget_bytes")
         for name, allowed in (("mode", MODES), ("kernel", KERNELS)):

@@ -21,8 +21,9 @@ class Link:
     about: str
 
     def __post_init__(self):
-        if not (self.bytes_per_s > 0 and self.latency_s >= 0):
-            raise InputError(f"link {self.name}: bandwidth must be above 0 and latency at least 0")
+        numbers = all(isinstance(x, int | float | np.number) for x in (self.bytes_per_s, self.latency_s))
+        if not (numbers and self.bytes_per_s > 0 and 0 <= self.latency_s < np.inf):
+            raise InputError(f"link {self.name}: bandwidth must be a number above 0 and latency one from 0 up")
 
     def seconds(self, n_bytes, batches):
         """How long it takes to bring `n_bytes` in `batches` batches."""

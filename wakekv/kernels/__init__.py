@@ -5,7 +5,7 @@ from __future__ import annotations
 from .each import advance_each, trim_each
 from .jit import AVAILABLE
 from .ledger import stamp
-from .overlap import adjacent_common
+from .overlap import adjacent_common, repeated
 from .recency import recency
 from .stack import advance, recency_by_head, restack
 from .turn import in_turn
@@ -18,6 +18,7 @@ __all__ = [
     "in_turn",
     "recency",
     "recency_by_head",
+    "repeated",
     "restack",
     "stamp",
     "trim_each",

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from wakekv import kernels
 from wakekv.errors import InputError, TraceError
 from wakekv.logs.trace import Trace
 
@@ -61,6 +62,8 @@ class Demand:
             raise InputError("ptr must rise from 0 to the number of wants")
         if len(self.page) and not (0 <= self.page.min() and self.page.max() < len(self.created)):
             raise InputError(f"a want names a page outside 0..{len(self.created) - 1}")
+        if (head := kernels.repeated(self.ptr, self.page, len(self.created))) >= 0:  # no compiled loop has room for it
+            raise InputError(f"head {head} wants a page twice in a step: name each page once, with all of its weight")
         if not np.isfinite(self.total_weight) or (len(self.weight) and self.weight.min() < 0):
             raise InputError("a want has a weight that is negative, infinite or not a number")
         if self.first_touch == "warm" and np.any(self.created[self.page] > self.step_of):

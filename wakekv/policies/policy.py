@@ -67,9 +67,10 @@ class Policy:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        if self.every < 0 or int(self.every) != self.every:
+        whole = isinstance(self.every, int | np.integer) and not isinstance(self.every, bool)
+        if not whole or self.every < 0:
             raise InputError(f"every must be a whole number of steps, 0 for once at the start, not {self.every!r}")
-        if not 0.0 <= self.floor <= 1.0:
+        if isinstance(self.floor, str) or not 0.0 <= self.floor <= 1.0:
             raise InputError(f"floor must lie between 0 and 1, not {self.floor!r}")
         if self.fetch == "trim" and not self.reversible:
             raise InputError("fetch='trim' brings pages back, so it needs reversible=True")
