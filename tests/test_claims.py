@@ -157,6 +157,14 @@ def test_a_damaged_claims_file_is_named(tmp_path):
         table(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\0"])
+def test_damaged_published_numbers_are_named(tmp_path, text):
+    path = tmp_path / "published.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"published\.json cannot be read"):
+        published("table3", path)
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

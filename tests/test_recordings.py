@@ -109,9 +109,10 @@ def test_logs_refuse_one_that_is_missing_or_out_of_date(tiny, tmp_path, monkeypa
         logs(tmp_path, PROFILE)
 
 
-def test_a_note_cut_short_is_not_believed(tiny, tmp_path):
+@pytest.mark.parametrize("note", ["{", "[]", "5", "[" * 100_000])
+def test_a_note_cut_short_is_not_believed(tiny, tmp_path, note):
     path = ensure(LOG, tmp_path, progress=False)
-    recordings._beside(path).write_text("{")
+    recordings._beside(path).write_text(note)
     assert not recordings._fresh(LOG, path)
     before = contents(path)
     ensure(LOG, tmp_path, progress=False)

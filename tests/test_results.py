@@ -53,7 +53,14 @@ def test_what_is_there_is_not_measured_again(tmp_path, counted):
     )
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text(path.read_text()[:50])])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_text(path.read_text()[:50]),
+        lambda path: path.write_text("[]"),
+    ],
+)
 def test_what_is_missing_or_cut_short_is_measured_again_and_the_rest_is_not(tmp_path, counted, damage):
     small(tmp_path).contest()
     damage(tmp_path / "measured" / "contest_niah_s1.json")

@@ -117,8 +117,13 @@ def load_claims(path: Path | str | None = None) -> dict[str, Claim]:
 
 
 def published(pointer: str = "", path: Path | str | None = None) -> Any:
-    """What the paper printed, from `artifact/published.json`; `pointer` walks in: "table4_churn.0.regime"."""
-    here = json.loads(Path(path or ROOT / "artifact" / "published.json").read_text(encoding="utf-8"))
+    """What the paper printed, from `artifact/published.json`; `pointer` walks in: "table4_churn.0.regime".
+    InputError for a file that cannot be read, and a pointer to nothing."""
+    path = Path(path or ROOT / "artifact" / "published.json")
+    try:
+        here = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}): fetch the repository's again") from None
     for step in filter(None, pointer.split(".")):
         try:
             here = here[int(step)] if isinstance(here, list) else here[step]

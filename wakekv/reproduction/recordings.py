@@ -201,15 +201,15 @@ def _fresh(log: Log, path: Path) -> bool:
 
 def _noted(path: Path) -> dict:
     try:
-        return json.loads(_beside(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return {**json.loads(_beside(path).read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}  # no note, or one cut short: the log is checked against the recorder's own key instead
 
 
 def _manifest_key(path: Path) -> str | None:
     try:
         return json.loads((path / "manifest.json").read_text(encoding="utf-8"))["key"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -246,7 +246,7 @@ def _kept(path: Path, key: str) -> Any:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return found["result"] if found["key"] == key else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # none, or cut short: it is measured again
 
 
