@@ -52,10 +52,9 @@ class Demand:
     page_tokens: int = 16
 
     def __post_init__(self):
-        if self.first_touch not in FIRST_TOUCH:
-            raise InputError(f"first_touch must be one of {', '.join(FIRST_TOUCH)}, not {self.first_touch!r}")
-        if self.unit not in UNITS:
-            raise InputError(f"unit must be one of {', '.join(UNITS)}, not {self.unit!r}")
+        for name, known in (("first_touch", FIRST_TOUCH), ("unit", UNITS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if self.ptr.ndim != 2 or len(self.layer) != self.ptr.shape[0] or self.ptr.shape[1] < 2:
             raise InputError("ptr must be [head, step + 1] with a step or more, and layer must have an entry a head")
         if np.any(np.diff(self.ptr, axis=1) < 0) or self.ptr[0, 0] != 0 or self.ptr[-1, -1] != len(self.page):
@@ -212,12 +211,10 @@ def demand(
     if page_tokens < 1:
         raise InputError(f"page_tokens must be at least 1, not {page_tokens}")
     n_steps, group = trace.n_steps, trace.group if unit == "kv_head" else 1
-    n_units = trace.n_heads // group
-    n_pages = -(-(trace.n_prompt + n_steps) // page_tokens)
+    n_units, n_pages = trace.n_heads // group, -(-(trace.n_prompt + n_steps) // page_tokens)
     padding = np.iinfo(trace.positions.dtype).max
 
-    counts = np.zeros((n_units, n_steps), np.int64)
-    pages, weights = [], []
+    counts, pages, weights = np.zeros((n_units, n_steps), np.int64), [], []
     at_once = max(1, READS // (group * trace.k))
     for u, first in itertools.product(range(n_units), range(0, n_steps, at_once)):
         heads, steps = slice(u * group, (u + 1) * group), slice(first, first + at_once)
