@@ -91,6 +91,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     },
     ("policies/classic", "alone = True", "alone = False"): BLOCKS,
     ("policies/policy", "alone: ClassVar[bool] = False", "alone: ClassVar[bool] = True"): BLOCKS,
+    (
+        "stats",
+        "knots = np.union1d(knots[(knots >= lo) & (knots <= hi)], [lo, hi])",
+        "knots > lo",
+    ): "lo itself is added again",
     ("policies/classic", "every: int = 0", "every: int = 1"): "with room for every page there is nothing to give up",
     ("policies/pooled", "self.last = np.full(shape, -1, np.int32)", "-2"): "asked only whether it is negative",
     (

@@ -141,6 +141,14 @@ def test_interpolation_refuses_what_numpy_lets_pass(x, y):
         stats.interpolate(1.0, x, y)
 
 
+def test_an_interval_takes_one_resample_at_least_and_two_prompts():
+    assert stats.bootstrap(np.ones((3, 1)), np.sum, resamples=1).method.startswith("percentile bootstrap")
+    with pytest.raises(InputError, match="resamples"):
+        stats.bootstrap(np.ones((3, 1)), np.sum, resamples=0)
+    assert stats.ratio([1.0], [2.0]).method == "one prompt, no interval"
+    assert stats.ratio([1.0, 1.0], [0.0, 0.0]).method == "undefined: nothing to count"
+
+
 def test_area_between_is_exact_on_the_common_range():
     found = stats.area_between([0, 2], [0, 2], [1, 3], [0, 0])
     assert (found.lo, found.hi) == (1, 2)
@@ -151,3 +159,6 @@ def test_area_between_is_exact_on_the_common_range():
     assert wide.area == pytest.approx(8) and wide.mean == pytest.approx(2), "over a range that is not 1 wide"
     with pytest.raises(InputError, match="share no range"):
         stats.area_between([0, 1], [0, 0], [1, 2], [0, 0])
+    inner = stats.area_between([1, 2, 3], [1, 1, 5], [0, 1.5, 4], [0, 0, 0])
+    assert (inner.lo, inner.hi) == (1, 3) and inner.area == pytest.approx(1 + 3)
+    assert stats.area_between([0, 4], [0, 0], [1, 2, 3], [1, 1, 5]).area == pytest.approx(-4)

@@ -75,10 +75,8 @@ def bootstrap(
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(sums.sum(0)))
         if n == 1 or not np.isfinite(value):
-            why = "one prompt, no interval" if n == 1 else "no interval"
-            return Estimate(
-                value, np.nan, np.nan, n, unit, why if np.isfinite(value) else "undefined: nothing to count"
-            )
+            why = "one prompt, no interval" if np.isfinite(value) else "undefined: nothing to count"
+            return Estimate(value, np.nan, np.nan, n, unit, why)
         rng = np.random.default_rng(np.random.SeedSequence(seed))
         drawn = rng.multinomial(n, np.full(n, 1 / n), size=resamples)
         values = statistic(drawn @ sums)

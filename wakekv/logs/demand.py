@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 
-from wakekv import kernels
 from wakekv.errors import InputError, TraceError
 from wakekv.logs.trace import Trace
 
@@ -52,6 +51,8 @@ class Demand:
     page_tokens: int = 16
 
     def __post_init__(self):
+        from wakekv import kernels  # here, as a serving engine starts before numba is loaded
+
         for name, known in (("first_touch", FIRST_TOUCH), ("unit", UNITS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
@@ -245,13 +246,12 @@ def demand(
 
     ends = np.cumsum(counts).reshape(n_units, n_steps)
     starts = np.concatenate([[0], ends[:-1, -1]])[:, None]
-    first_fed = trace.n_prompt - 1  # prefill covers the prompt but its last token, which step 0 feeds
-    first_position = np.arange(n_pages) * page_tokens
+    born = np.arange(n_pages) * page_tokens - (trace.n_prompt - 1)  # step 0 feeds the prompt's last token
     return Demand(
         ptr=np.concatenate([starts, ends], axis=1),
         page=np.concatenate(pages),
         weight=np.concatenate(weights),
-        created=np.where(first_position < first_fed, -1, first_position - first_fed).astype(np.int32),
+        created=np.maximum(born, -1).astype(np.int32),
         layer=trace.layer[::group].astype(np.int32),
         first_touch=first_touch,
         prompt_rows=_prompt_rows(trace, group, page_tokens, n_pages),
